@@ -1,0 +1,234 @@
+"""A run's object-store prefix as typed records: the only way in which islands, supervisors and people meet.
+
+What this module guarantees (PROTOCOL.md, sections 1, 2, 6 and 9):
+* a create that failed in any way is settled by reading back: mine, another's, or still unknown (then the same bytes are
+  tried again);
+* nothing is written for a run whose `run.json` is absent or names another run id;
+* nothing read is trusted: every record is parsed, and its run id and its own key are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+from diloco_runtime.clock import Clock, Nonces
+from diloco_runtime.errors import CorruptObject, MissingPayload, RunMismatch, StoreUnavailable
+from diloco_runtime.keys import RUN, Keys
+from diloco_runtime.records import (
+    CallRecord,
+    CheckpointRecord,
+    ClaimRecord,
+    CommitRecord,
+    ControlRecord,
+    HeartbeatRecord,
+    OfferRecord,
+    PayloadRef,
+    Record,
+    RunRecord,
+    SupervisorHeartbeat,
+    SupervisorRecord,
+    UnitRecord,
+    decode,
+    encode,
+)
+from diloco_runtime.store import AlreadyExists, ObjectStore
+
+R = TypeVar("R", bound=Record)
+
+IDENTITY_TRUSTED_SECONDS = 5.0
+"""`run.json` is read again before a write when the last look is older than this on the writer's own clock: a process
+that was frozen finds out before its first write, a busy one pays one GET per 5 s."""
+
+CREATE_ATTEMPTS = 4
+"""Immediate tries of one create before its outcome is left unknown and the caller tries the same bytes later."""
+
+
+class Blackboard:
+    """Typed access to one run. `run_id` is empty only for a caller that is about to create or look up the run."""
+
+    def __init__(self, store: ObjectStore, run_id: str, clock: Clock, nonces: Nonces) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.keys = Keys(run_id or "00000000")
+        self._clock = clock
+        self._nonces = nonces
+        self._identity_seen: float | None = None
+        self._highest: dict[str, int] = {}
+
+    def new_nonce(self) -> str:
+        return self._nonces.new()
+
+    # ---- identity -----------------------------------------------------------------------------------------------
+
+    def read_run(self) -> RunRecord | None:
+        """Return the run that this folder holds now, or None."""
+        data = self.store.get(RUN)
+        return None if data is None else decode(RunRecord, data, RUN)
+
+    def create_run(self, record: RunRecord) -> RunRecord:
+        """Create `run.json` unless it exists; return what is there afterwards (maybe another's)."""
+        return self._settle(RUN, record, encode(record), RunRecord)
+
+    def check_identity(self, trusted_seconds: float = 0.0) -> None:
+        """Raise `RunMismatch` unless `run.json` still names this run; skip when checked within `trusted_seconds`."""
+        now = self._clock.monotonic()
+        if self._identity_seen is not None and now - self._identity_seen < trusted_seconds:
+            return
+        run = self.read_run()
+        if run is None:
+            raise RunMismatch(f"{self.store.url} holds no run any more (run.json is gone); run {self.run_id} is over")
+        if run.run_id != self.run_id:
+            raise RunMismatch(f"{self.store.url} now holds run {run.run_id}, not {self.run_id}; this one was purged")
+        self._identity_seen = now
+
+    # ---- records ------------------------------------------------------------------------------------------------
+
+    def create(self, key: str, record: R) -> R:
+        """Create `record` at `key` unless the key is taken; return the record that stands there afterwards.
+
+        The caller won if the returned nonce is its own. Raises `StoreUnavailable` when the outcome stays unknown: the
+        caller must call again with the same record, never with another one.
+        """
+        self.check_identity(IDENTITY_TRUSTED_SECONDS)
+        return self._settle(key, record, encode(record), type(record))
+
+    def _settle(self, key: str, record: Record, data: bytes, kind: type[R]) -> R:
+        problem: Exception | None = None
+        for _ in range(CREATE_ATTEMPTS):
+            try:
+                self.store.create(key, data)
+                return decode(kind, data, key)
+            except AlreadyExists as error:
+                problem = error
+            except StoreUnavailable as error:
+                problem = error
+            # "Exists" may be our own first write whose answer was lost, and an error may have been a success.
+            found = self.store.get(key)
+            if found is not None:
+                return decode(kind, found, key)
+            # Absent is not "lost": the write may still be on its way. Try the very same bytes again.
+        raise StoreUnavailable(f"creating {key} in {self.store.url}: outcome unknown ({problem})")
+
+    def _read(self, key: str, kind: type[R]) -> R | None:
+        data = self.store.get(key)
+        if data is None:
+            return None
+        record = decode(kind, data, key)
+        if record.run_id != self.run_id:
+            raise CorruptObject(f"{key} belongs to run {record.run_id}, not to {self.run_id}")
+        return record
+
+    def read_commit(self, seq: int) -> CommitRecord | None:
+        record = self._read(self.keys.log(seq), CommitRecord)
+        if record is not None and record.seq != seq:
+            raise CorruptObject(f"{self.keys.log(seq)} says it is commit {record.seq}")
+        return record
+
+    def read_call(self, seq: int) -> CallRecord | None:
+        return self._read(self.keys.call(seq), CallRecord)
+
+    def read_offer(self, seq: int, island: str, incarnation: int) -> OfferRecord | None:
+        return self._read(self.keys.offer(seq, island, incarnation), OfferRecord)
+
+    def read_offer_at(self, key: str) -> OfferRecord | None:
+        """Read an offer found by listing; refuse one that lies under another key than its own contents say."""
+        record = self._read(key, OfferRecord)
+        if record is not None and self.keys.offer(record.seq, record.island, record.incarnation) != key:
+            raise CorruptObject(f"{key} holds the offer of {record.island}-{record.incarnation} to {record.seq}")
+        return record
+
+    def list_offers(self, seq: int) -> list[str]:
+        return [key for key in self.store.list(self.keys.offers(seq)) if key.endswith(".json")]
+
+    def read_claim(self, island: str, incarnation: int) -> ClaimRecord | None:
+        return self._read(self.keys.claim(island, incarnation), ClaimRecord)
+
+    def read_heartbeat(self, island: str, incarnation: int) -> HeartbeatRecord | None:
+        return self._read(self.keys.heartbeat(island, incarnation), HeartbeatRecord)
+
+    def write_heartbeat(self, record: HeartbeatRecord) -> None:
+        self.check_identity(IDENTITY_TRUSTED_SECONDS)
+        self.store.put(self.keys.heartbeat(record.island, record.incarnation), encode(record))
+
+    def read_unit(self, data_pass: int, unit_index: int) -> UnitRecord | None:
+        return self._read(self.keys.unit(data_pass, unit_index), UnitRecord)
+
+    def read_supervisor(self, number: int) -> SupervisorRecord | None:
+        return self._read(self.keys.supervisor(number), SupervisorRecord)
+
+    def read_supervisor_heartbeat(self, number: int) -> SupervisorHeartbeat | None:
+        return self._read(self.keys.supervisor_heartbeat(number), SupervisorHeartbeat)
+
+    def write_supervisor_heartbeat(self, record: SupervisorHeartbeat) -> None:
+        self.check_identity(IDENTITY_TRUSTED_SECONDS)
+        self.store.put(self.keys.supervisor_heartbeat(record.number), encode(record))
+
+    def read_control(self, number: int) -> ControlRecord | None:
+        return self._read(self.keys.control(number), ControlRecord)
+
+    def read_checkpoint(self, island: str, incarnation: int, number: int) -> CheckpointRecord | None:
+        return self._read(self.keys.checkpoint(island, incarnation, number, "checkpoint.json"), CheckpointRecord)
+
+    def list_islands(self) -> list[str]:
+        """Return the names of all islands that ever claimed a life in this run."""
+        return self.store.list_folders(self.keys.islands())
+
+    # ---- newest of a numbered series ----------------------------------------------------------------------------
+
+    def head(self, hint: int = -1) -> CommitRecord | None:
+        """Return the newest commit, or None when the run is not initialised. `hint`: a position known to exist."""
+        seq = self._gallop("log", lambda n: self.store.get(self.keys.log(n)) is not None, max(hint, 0))
+        return None if seq < 0 else self.read_commit(seq)
+
+    def newest_claim(self, island: str) -> ClaimRecord | None:
+        """Return the newest claim of an island, or None. Incarnations count from 1, without gaps."""
+        number = self._gallop(f"claim {island}", lambda n: self.read_claim(island, n + 1) is not None, 0) + 1
+        return self.read_claim(island, number) if number else None
+
+    def newest_supervisor(self) -> SupervisorRecord | None:
+        number = self._gallop("supervisor", lambda n: self.read_supervisor(n + 1) is not None, 0) + 1
+        return self.read_supervisor(number) if number else None
+
+    def newest_control(self) -> ControlRecord | None:
+        number = self._gallop("control", lambda n: self.read_control(n + 1) is not None, 0) + 1
+        return self.read_control(number) if number else None
+
+    def _gallop(self, series: str, exists, hint: int) -> int:  # type: ignore[no-untyped-def]
+        """Return the greatest n >= 0 with `exists(n)`, or -1, for a series without gaps; remembers where it was."""
+        low = max(self._highest.get(series, -1), hint - 1)
+        step = 1
+        while exists(low + step):
+            low += step
+            step *= 2
+        # Now low exists (or is -1) and low + step does not: bisect in between.
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if exists(middle):
+                low = middle
+            else:
+                high = middle
+        self._highest[series] = low
+        return low
+
+    # ---- payloads -----------------------------------------------------------------------------------------------
+
+    def put_payload(self, key: str, data: bytes) -> PayloadRef:
+        """Write payload bytes under a key that carries a fresh nonce; return what a record needs to point at them."""
+        self.check_identity(IDENTITY_TRUSTED_SECONDS)
+        self.store.put(key, data)
+        return PayloadRef(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def get_payload(self, ref: PayloadRef) -> bytes:
+        """Read payload bytes; raise `MissingPayload` when gone, `CorruptObject` when size or hash differ."""
+        if not ref.key.startswith(self.keys.root + "/") or ".." in ref.key.split("/"):
+            raise CorruptObject(f"payload key {ref.key!r} leaves the run's prefix")
+        data = self.store.get(ref.key)
+        if data is None:
+            raise MissingPayload(f"{ref.key} is gone")
+        if len(data) != ref.size:
+            raise CorruptObject(f"{ref.key} has {len(data)} bytes, its record says {ref.size}")
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise CorruptObject(f"{ref.key} has another hash than its record says")
+        return data
