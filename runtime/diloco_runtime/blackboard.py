@@ -10,6 +10,7 @@ What this module guarantees (PROTOCOL.md, sections 1, 2, 6 and 9):
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TypeVar
 
 from diloco_runtime.clock import Clock, Nonces
@@ -32,7 +33,7 @@ from diloco_runtime.records import (
     decode,
     encode,
 )
-from diloco_runtime.store import AlreadyExists, ObjectStore
+from diloco_runtime.store import AlreadyExists, ObjectStore, is_key
 
 R = TypeVar("R", bound=Record)
 
@@ -178,13 +179,27 @@ class Blackboard:
 
     def head(self, hint: int = -1) -> CommitRecord | None:
         """Return the newest commit, or None when the run is not initialised. `hint`: a position known to exist."""
-        seq = self._gallop("log", lambda n: self.store.get(self.keys.log(n)) is not None, max(hint, 0))
-        return None if seq < 0 else self.read_commit(seq)
+        seen: dict[int, CommitRecord] = {}
+
+        def exists(seq: int) -> bool:
+            commit = self.read_commit(seq)
+            if commit is not None:
+                seen[seq] = commit
+            return commit is not None
+
+        seq = self._gallop("log", exists, max(hint, 0))
+        if seq < 0:
+            return None
+        return seen.get(seq) or self.read_commit(seq)
 
     def newest_claim(self, island: str) -> ClaimRecord | None:
         """Return the newest claim of an island, or None. Incarnations count from 1, without gaps."""
         number = self._gallop(f"claim {island}", lambda n: self.read_claim(island, n + 1) is not None, 0) + 1
         return self.read_claim(island, number) if number else None
+
+    def first_free_unit(self, data_pass: int, hint: int = 0) -> int:
+        """Return the lowest unit of a pass that nobody has claimed; units below `hint` are known to be claimed."""
+        return self._gallop(f"units {data_pass}", lambda n: self.read_unit(data_pass, n) is not None, hint) + 1
 
     def newest_supervisor(self) -> SupervisorRecord | None:
         number = self._gallop("supervisor", lambda n: self.read_supervisor(n + 1) is not None, 0) + 1
@@ -194,7 +209,7 @@ class Blackboard:
         number = self._gallop("control", lambda n: self.read_control(n + 1) is not None, 0) + 1
         return self.read_control(number) if number else None
 
-    def _gallop(self, series: str, exists, hint: int) -> int:  # type: ignore[no-untyped-def]
+    def _gallop(self, series: str, exists: Callable[[int], bool], hint: int) -> int:
         """Return the greatest n >= 0 with `exists(n)`, or -1, for a series without gaps; remembers where it was."""
         low = max(self._highest.get(series, -1), hint - 1)
         step = 1
@@ -222,7 +237,7 @@ class Blackboard:
 
     def get_payload(self, ref: PayloadRef) -> bytes:
         """Read payload bytes; raise `MissingPayload` when gone, `CorruptObject` when size or hash differ."""
-        if not ref.key.startswith(self.keys.root + "/") or ".." in ref.key.split("/"):
+        if not ref.key.startswith(self.keys.root + "/") or not is_key(ref.key):
             raise CorruptObject(f"payload key {ref.key!r} leaves the run's prefix")
         data = self.store.get(ref.key)
         if data is None:

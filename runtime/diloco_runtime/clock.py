@@ -58,7 +58,7 @@ class SystemClock:
 
 
 class SystemNonces:
-    """Nonces from the operating system's randomness: 64 bits, so that a collision within a run is out of the question."""
+    """Nonces from the operating system's randomness: 64 bits, so a collision within a run is out of the question."""
 
     def new(self) -> str:
         return secrets.token_hex(8)

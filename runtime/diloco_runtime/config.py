@@ -48,9 +48,11 @@ class ModelConfig(Settings):
                 raise ValueError('options belongs to custom tasks; with kind = "gpt" remove it')
         elif _CUSTOM.fullmatch(self.kind) is None:
             raise ValueError(f'kind = "{self.kind}" is neither "gpt" nor of the form "package.module:function"')
-        elif extra := self.model_fields_set & {"layers", "heads", "width", "tied_embeddings"}:
-            name = sorted(extra)[0]
-            raise ValueError(f'{name} belongs to kind = "gpt"; put what your task needs into [model.options]')
+        else:
+            # Compared with the defaults, not with what is present: the resolved form in run.json spells them all out.
+            for name in ("layers", "heads", "width", "tied_embeddings"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name} belongs to kind = "gpt"; put what your task needs into [model.options]')
         return self
 
 
@@ -116,7 +118,8 @@ class SyncConfig(Settings):
     fragments: int = Field(6, ge=1)
     """Number of fragments (P in the papers)."""
     in_flight: int | None = Field(None, ge=1)
-    """Merges that may be open beyond the head, at most `fragments`; absent: measured (commit time / fragment period)."""
+    """Merges that may be open beyond the head, at most `fragments`; absent: measured (commit time over fragment
+    period)."""
     min_quorum: int | Literal["all"] = 1
     """Fewest islands a merge waits for (never more than are alive)."""
     min_grace: float = Field(0.05, ge=0)
@@ -133,7 +136,8 @@ class SyncConfig(Settings):
     heartbeat_every: float = Field(5.0, ge=0.2)
     """Seconds between heartbeats; GCS and R2 refuse more than one write per second on one name."""
     dead_after_reads: int = Field(6, ge=2)
-    """An island is failed after this many successful reads of its heartbeat, one heartbeat period apart, without change."""
+    """An island is failed after this many successful reads of its heartbeat, one heartbeat period apart, without
+    change."""
     takeover_after: float = Field(30.0, gt=0)
     """Seconds a mergeable commit may be missing before a standby syncer takes over."""
     drain_timeout: float = Field(60.0, gt=0)

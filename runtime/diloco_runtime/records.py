@@ -6,13 +6,13 @@ fragment f credits `tokens * parameters(f)` of them, so that a token counts once
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diloco_runtime.errors import CorruptObject
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 
 class Part(BaseModel):
@@ -151,6 +151,9 @@ class CommitRecord(Record):
     """Newest control record that this commit knows of."""
     reason: str = ""
     """Why the run drains: "budget" or the reason of a stop request."""
+    budget: int = 0
+    """Tokens that the run is to merge, as known to this commit (a control record may have raised the configured
+    ones)."""
     merged: tuple[OfferEntry, ...] = ()
     refused: tuple[OfferEntry, ...] = ()
     credited: int = 0
@@ -235,6 +238,9 @@ class LearnerStatus(Part):
     reread_samples: int = 0
     """Samples read again because no further unit could be claimed."""
     publish_seconds: float | None = None
+    """Moving average of the time to encode and upload one offer."""
+    bandwidth: float = 0.0
+    """Payload bytes per second that this island moves to and from the store; 0 while unmeasured."""
     position: Position = Position()
     checkpoint: int = 0
     """Newest complete checkpoint of this life."""

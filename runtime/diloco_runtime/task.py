@@ -31,7 +31,10 @@ class TaskContext:
 
 
 class Task(Protocol):
-    """A model, its loss and its data. Deterministic: the same context gives the same model and the same samples."""
+    """A model, its loss and its data. Deterministic: the same context gives the same model and the same samples.
+
+    A task may also have `fingerprint() -> str`, a hash of its data: see `fingerprint_of`.
+    """
 
     model: torch.nn.Module
     """Initialised from `context.config.seed`; every floating-point parameter that requires a gradient is trained."""
@@ -55,6 +58,16 @@ class Task(Protocol):
         """Return the loss of the model as it stands on data that `batch` never yields; restores train mode."""
 
 
+def fingerprint_of(task: Task) -> str:
+    """Return the hash of the task's data, or "" when the task has none to give.
+
+    Islands share units by number, so islands with other data under the same numbers would read some tokens twice and
+    others never; two fingerprints that differ show it. May read all data once.
+    """
+    method = getattr(task, "fingerprint", None)
+    return str(method()) if callable(method) else ""
+
+
 def load_task(context: TaskContext) -> Task:
     """Build the task that `model.kind` names; raise `ConfigError` with the remedy when it cannot be."""
     kind = context.config.model.kind
@@ -76,8 +89,11 @@ def load_task(context: TaskContext) -> Task:
     if not callable(function):
         raise ConfigError(f'model.kind = "{kind}": {module_name} has no function {function_name}')
     task: Task = function(context)
-    missing = [name for name in ("model", "num_units", "unit_samples", "batch", "batch_tokens", "loss", "held_out_loss")
-               if not hasattr(task, name)]
+    missing = [
+        name
+        for name in ("model", "num_units", "unit_samples", "batch", "batch_tokens", "loss", "held_out_loss")
+        if not hasattr(task, name)
+    ]
     if missing:
         raise ConfigError(f'model.kind = "{kind}": the task it returned lacks {", ".join(missing)}')
     return task

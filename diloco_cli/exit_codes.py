@@ -1,0 +1,50 @@
+"""What `diloco` tells a script: the one table of exit codes, and the one mapping from kinds of error to it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    UNEXPECTED = 1
+    BAD_INPUT = 2
+    STORE_UNAVAILABLE = 3
+    NO_SUCH_RUN = 4
+    RUN_STOPPED = 5
+    ISLANDS_MISSING = 6
+    SUPERVISED = 7
+    INTERRUPTED = 130
+
+
+MEANINGS = {
+    ExitCode.OK: "done",
+    ExitCode.UNEXPECTED: "an unexpected error, or a question answered with no",
+    ExitCode.BAD_INPUT: "the spec, a file it names or the command line is wrong",
+    ExitCode.STORE_UNAVAILABLE: "the store did not answer or refused",
+    ExitCode.NO_SUCH_RUN: "the store holds no such run, or another one",
+    ExitCode.RUN_STOPPED: "the run ended short of its budget: stopped, or every island was given up",
+    ExitCode.ISLANDS_MISSING: "the run reached its budget, but some islands were given up on the way",
+    ExitCode.SUPERVISED: "another `diloco train` supervises this run",
+    ExitCode.INTERRUPTED: "Ctrl-C",
+}
+"""What each code means; shown by `diloco --help`."""
+
+
+def code_for(error: BaseException) -> ExitCode:
+    """Return the exit code of an error that ended a command."""
+    from diloco_cli.errors import AnotherSupervisor
+    from diloco_runtime import errors
+
+    kinds: tuple[tuple[type[BaseException], ExitCode], ...] = (
+        (AnotherSupervisor, ExitCode.SUPERVISED),
+        (errors.ConfigError, ExitCode.BAD_INPUT),
+        (errors.StoreUnavailable, ExitCode.STORE_UNAVAILABLE),
+        (errors.RunMismatch, ExitCode.NO_SUCH_RUN),
+        (errors.IncompatibleModel, ExitCode.NO_SUCH_RUN),
+        (errors.MissingPayload, ExitCode.NO_SUCH_RUN),
+        (KeyboardInterrupt, ExitCode.INTERRUPTED),
+    )
+    return next((code for kind, code in kinds if isinstance(error, kind)), ExitCode.UNEXPECTED)

@@ -1,0 +1,129 @@
+"""Inner checkpoints: the optimizer's moments, the data position and the random state of one learner life.
+
+Parameters are not in it: a life starts from the newest committed version of every fragment. A checkpoint belongs to an
+island, not to a life, so a later life resumes from it; payload first, marker last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import safetensors
+import safetensors.torch
+import torch
+
+from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.errors import CorruptObject, MissingPayload
+from diloco_runtime.keys import version_before
+from diloco_runtime.records import CheckpointRecord, CommitRecord, Position
+
+_RNG = "rng"
+
+LIVES_SEARCHED = 8
+"""How many earlier lives are searched for a checkpoint: one that crashes before its first has none."""
+
+
+@torch.no_grad()
+def capture(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy the optimizer's state to CPU tensors named `<parameter>|<slot>`, and the random state."""
+    tensors = {_RNG: torch.get_rng_state().clone()}
+    for name, parameter in parameters.items():
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}|{slot}"] = value.detach().to("cpu", copy=True).contiguous()
+            elif isinstance(value, int | float):
+                tensors[f"{name}|{slot}"] = torch.tensor(float(value), dtype=torch.float64)
+    return tensors
+
+
+@torch.no_grad()
+def restore(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Put a captured state back. Raises `CorruptObject` when a moment has another shape than its parameter."""
+    for key, value in tensors.items():
+        name, _, slot = key.partition("|")
+        if key == _RNG:
+            torch.set_rng_state(value)
+        elif name in parameters:
+            parameter = parameters[name]
+            if value.dim() and value.shape != parameter.shape:
+                raise CorruptObject(f"checkpoint: {key} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            # Step counters stay on the CPU, where the optimizer keeps them; moments live beside their parameter.
+            optimizer.state[parameter][slot] = value.to(parameter.device) if value.dim() else value.clone()
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a new life of an island continues."""
+
+    position: Position
+    checkpoint: CheckpointRecord | None
+    tensors: dict[str, torch.Tensor]
+
+    def describe(self) -> str:
+        """Say in one line, for the log, what this life continues from."""
+        where = f"data position {self.position.data_pass}/{self.position.unit_index}/{self.position.offset}"
+        if self.checkpoint is None:
+            return f"{where}, no inner checkpoint"
+        number = f"{self.checkpoint.incarnation}/{self.checkpoint.number}"
+        return f"{where}, inner checkpoint {number} of step {self.checkpoint.step}"
+
+
+def find_resume(board: Blackboard, island: str, incarnation: int, head: CommitRecord, fragments: int) -> Resume:
+    """Return the newest usable checkpoint of earlier lives, and the data position from which nothing is trained twice.
+
+    The position is the later of the checkpoint's and that of the newest offer of earlier lives which is merged, or may
+    still be: without the second, samples whose effect is in the global model would be trained again.
+    """
+    checkpoint, tensors = None, dict[str, torch.Tensor]()
+    for life in range(incarnation - 1, max(0, incarnation - 1 - LIVES_SEARCHED), -1):
+        found = _newest_in_life(board, island, life)
+        if found is not None:
+            checkpoint, tensors = found
+            break
+    position = checkpoint.position if checkpoint is not None else Position()
+    since = checkpoint.log_position if checkpoint is not None else 0
+    for other in _offered_positions(board, island, incarnation, head, since, fragments):
+        position = max(position, other, key=Position.order)
+    return Resume(position, checkpoint, tensors)
+
+
+def _newest_in_life(
+    board: Blackboard, island: str, life: int
+) -> tuple[CheckpointRecord, dict[str, torch.Tensor]] | None:
+    numbers = {key.split("/")[-2] for key in board.store.list(board.keys.checkpoints(island, life))}
+    for number in sorted((int(n) for n in numbers if n.isdigit()), reverse=True):
+        try:
+            record = board.read_checkpoint(island, life, number)
+            if record is None:
+                continue
+            return record, safetensors.torch.load(board.get_payload(record.payload))
+        except (CorruptObject, MissingPayload, safetensors.SafetensorError):
+            # An older complete one is better than none; the moments are a head start, not the model.
+            continue
+    return None
+
+
+def _offered_positions(
+    board: Blackboard, island: str, incarnation: int, head: CommitRecord, since: int, fragments: int
+) -> list[Position]:
+    """Return the data positions of earlier lives' offers: pending ones, and the newest merged ones after `since`."""
+    lives = range(max(1, incarnation - LIVES_SEARCHED), incarnation)
+    found = [
+        offer.data_to
+        for seq in range(head.seq + 1, head.seq + fragments + 1)
+        for life in lives
+        if (offer := board.read_offer(seq, island, life)) is not None
+    ]
+    commit: CommitRecord | None = head
+    stop, seen = version_before(since, fragments), False
+    while commit is not None and commit.seq > stop:
+        mine = [entry.data_to for entry in commit.merged if entry.island == island]
+        if mine and not seen:
+            # Offers to neighbouring merges may have been made in another order: look one round further, then stop.
+            stop, seen = max(stop, version_before(commit.seq, fragments)), True
+        found.extend(mine)
+        commit = board.read_commit(commit.seq - 1)
+    return found

@@ -1,0 +1,101 @@
+"""Which island's syncer merges. Pure; safety never depends on it: two syncers that race cost bytes, not correctness.
+
+The author of the head, or the successor that it named, goes on. A standby takes over when a mergeable seq stays
+uncommitted for max(takeover_after, 3 x usual commit time) x its rank; the wait doubles with each takeover that brings
+no commit, so that two blind syncers do not chase each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diloco_runtime.learner_logic import smooth
+from diloco_runtime.records import CommitRecord
+
+USUAL_FACTOR = 3.0
+"""Multiple of the usual commit time before which nobody takes over."""
+
+HANDOVER_FACTOR = 2.0
+"""Another syncer gets the duty when its score is this many times the author's: smaller differences are noise."""
+
+HANDOVER_LOOKS = 5
+"""... at so many looks in a row."""
+
+MAX_DOUBLINGS = 6
+
+
+class Duty:
+    """Decides whether this island's syncer is the one to merge."""
+
+    def __init__(self, island: str, takeover_after: float) -> None:
+        self._island = island
+        self._takeover_after = takeover_after
+        self._successor = ""
+        self._usual: float | None = None
+        self._mergeable_since: float | None = None
+        self._took_over = False
+        self._fruitless = 0
+        self._better: tuple[str, int] = ("", 0)
+        self._leaving = False
+
+    def leave(self) -> None:
+        """This island is about to leave: the next commit names another."""
+        self._leaving = True
+
+    def on_commit(self, commit: CommitRecord, now: float) -> None:
+        """A new head was seen."""
+        if self._mergeable_since is not None:
+            self._usual = smooth(self._usual, now - self._mergeable_since)
+        if commit.author == self._island:
+            self._fruitless = 0
+        elif self._took_over:
+            self._fruitless = min(MAX_DOUBLINGS, self._fruitless + 1)
+        self._successor = commit.successor
+        self._mergeable_since = None
+        self._took_over = False
+
+    def on_mergeable(self, now: float) -> None:
+        """The seq after the head is called, or is one of the final merges."""
+        if self._mergeable_since is None:
+            self._mergeable_since = now
+
+    def takeover_wait(self, rank: int) -> float:
+        """Return how long a mergeable seq must stay uncommitted before a standby of this rank (from 0) takes over."""
+        wait: float = max(self._takeover_after, USUAL_FACTOR * (self._usual or 0.0)) * (rank + 1) * 2**self._fruitless
+        return wait
+
+    def active(self, now: float, rank: int) -> bool:
+        """Tell whether this syncer is to merge now; decides on a takeover when its time has come."""
+        if self._successor == self._island or self._took_over:
+            return True
+        if self._mergeable_since is None or now - self._mergeable_since < self.takeover_wait(rank):
+            return False
+        self._took_over = True
+        return True
+
+    def rank(self, scores: Mapping[str, float]) -> int:
+        """Return this island's place among the living standby syncers, best score first, ties by name."""
+        standby = {name: score for name, score in scores.items() if name != self._successor}
+        standby.setdefault(self._island, 0.0)
+        order = sorted(standby, key=lambda name: (-standby[name], name))
+        return order.index(self._island)
+
+    def look_for_better(self, scores: Mapping[str, float]) -> None:
+        """Compare the living syncers' scores with this one's (once per look at the peers)."""
+        own = scores.get(self._island, 0.0)
+        name = max(sorted(scores), key=lambda n: scores[n], default="")
+        if not name or name == self._island or own <= 0.0 or scores[name] < HANDOVER_FACTOR * own:
+            self._better = ("", 0)
+        else:
+            self._better = (name, self._better[1] + 1 if self._better[0] == name else 1)
+
+    def successor(self, scores: Mapping[str, float]) -> str:
+        """Return whom the next commit names as the author after it, given the living syncers' scores."""
+        others = {name: score for name, score in scores.items() if name != self._island}
+        if self._leaving and others:
+            return max(sorted(others), key=lambda name: others[name])
+        name, looks = self._better
+        if looks >= HANDOVER_LOOKS:
+            self._better = ("", 0)
+            return name
+        return self._island

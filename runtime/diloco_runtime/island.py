@@ -1,0 +1,277 @@
+"""The island's agent: `python -m diloco_runtime.island`.
+
+Starts the learner (every start claims an incarnation) and the standby syncer, restarts what dies, forwards SIGTERM, and
+writes the heartbeat from a process that neither a busy learner nor a slow upload can starve. Decides nothing about
+training and never overwrites anything of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from diloco_runtime.agent_logic import Act, AgentLogic, Child
+from diloco_runtime.errors import DilocoError, StoreUnavailable
+from diloco_runtime.launch import Exit, Launch, Surroundings, exit_code, guarded, log, open_surroundings, parse_launch
+from diloco_runtime.processes import cpu_seconds, read_status, start_time
+from diloco_runtime.publisher import pause_after
+from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
+
+TURN = 0.1
+"""Seconds between two looks at the children."""
+
+LEAVE_SECONDS = 28.0
+"""After SIGTERM what is left is killed: clouds give 30 s."""
+
+NEWS_PAUSE = 1.0
+"""Least seconds between two heartbeats, however much there is to tell (GCS and R2 allow one write per second)."""
+
+_MODULES: dict[Child, str] = {"learner": "diloco_runtime.learner_main", "syncer": "diloco_runtime.syncer_main"}
+
+
+@dataclass
+class Children:
+    """The two child processes."""
+
+    launch: Launch
+    agent: str
+    running: dict[Child, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, child: Child, incarnation: int) -> None:
+        """Start a child from the calling thread, with whose end (the main thread's) the child is to end."""
+        for path in (self.launch.learner_status(), self.launch.syncer_status()):
+            if path.name.startswith(child):
+                path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", _MODULES[child], *self.launch.arguments(incarnation, self.agent)]
+        environment = {**os.environ, "DILOCO_AGENT_PID": str(os.getpid())}
+        self.running[child] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+    def ended(self) -> list[tuple[Child, int]]:
+        """Return the children that ended since the last call, with their exit codes."""
+        found = [(child, code) for child, process in self.running.items() if (code := process.poll()) is not None]
+        for child, _ in found:
+            del self.running[child]
+        return found
+
+    def signal(self, child: Child, number: signal.Signals) -> None:
+        """Send a signal to a child that is still there (it stays ours to wait for, so its id cannot be reused)."""
+        if child in self.running:
+            self.running[child].send_signal(number)
+
+    def cpu(self) -> dict[str, float]:
+        """Return CPU seconds so far of the agent and its children's present lives."""
+        found = {"agent": cpu_seconds(os.getpid())}
+        found.update({child: cpu_seconds(process.pid) for child, process in self.running.items()})
+        return found
+
+
+class Agent:
+    """One life of an island's agent. `turn` looks after the children, `beat` tells the blackboard."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._board = around.board
+        self._clock = around.clock
+        self._logic = AgentLogic()
+        self.nonce = around.board.new_nonce()
+        self._children = Children(around.launch, self.nonce)
+        self._born = self._clock.monotonic()
+        self._started = start_time()
+        self._claim: ClaimRecord | None = None
+        self._pending: ClaimRecord | None = None
+        self._retry_at, self._failures = 0.0, 0
+        self._counter = 0
+        self._told = ""
+        self._leave_by: float | None = None
+        self.state, self.reason = "running", ""
+        self.news = threading.Event()
+        self._lock = threading.Lock()
+
+    # ---- children (main thread) -----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Told to leave (SIGTERM)."""
+        self._logic.on_terminate()
+
+    def over(self, code: Exit, reason: str) -> None:
+        """The heartbeat found out that this island is over."""
+        self._logic.on_verdict(code, reason)
+
+    def turn(self) -> Exit | None:
+        """Look after the children once; return the exit code when everything is over."""
+        now = self._clock.monotonic()
+        for child, status in self._children.ended():
+            log.log(20 if status == 0 else 30, "%s ended with code %d", child, status)
+            self._logic.on_exit(child, status, now)
+        learner = read_status(self._around.launch.learner_status(), LearnerStatus)
+        syncer = read_status(self._around.launch.syncer_status(), SyncerStatus)
+        if learner is not None:
+            self._logic.on_ticks("learner", learner.ticks, now)
+            if learner.state != self._told:
+                self._told = learner.state
+                self.news.set()
+        if syncer is not None:
+            self._logic.on_ticks("syncer", syncer.progress, now)
+        if self._logic.leaving and self._leave_by is None:
+            self._leave_by, self.state = now + LEAVE_SECONDS, "leaving"
+            self.news.set()
+        for act in self._logic.decide(now, learner.step_seconds if learner is not None else None):
+            code = self._do(act, now)
+            if code is not None:
+                return code
+        return None
+
+    def _do(self, act: Act, now: float) -> Exit | None:
+        if act.kind == "exit":
+            self.state = "stopped" if act.code in (Exit.DONE, Exit.LEFT) else "failed"
+            self.reason = act.reason
+            return act.code
+        assert act.child is not None
+        if act.kind == "start":
+            self._start(act.child, now)
+        elif act.kind == "kill" or (self._leave_by is not None and now > self._leave_by):
+            log.warning("killing the %s: %s", act.child, act.reason or "the island ends")
+            self._children.signal(act.child, signal.SIGKILL)
+        else:
+            self._children.signal(act.child, signal.SIGTERM)
+        return None
+
+    def _start(self, child: Child, now: float) -> None:
+        """Start a child; a learner, and the first syncer, need the claim of a life. An outage only postpones it."""
+        if now < self._retry_at:
+            return
+        try:
+            if child == "learner" or self._claim is None:
+                self._claim_next()
+        except StoreUnavailable as error:
+            self._failures += 1
+            self._retry_at = now + pause_after(self._failures)
+            log.warning("cannot claim a life yet: %s", error)
+            return
+        self._failures = 0
+        assert self._claim is not None
+        self._children.start(child, self._claim.incarnation)
+        self._logic.on_started(child, now)
+
+    def _claim_next(self) -> None:
+        """Claim the next incarnation of this island; the same record is tried until its outcome is known."""
+        launch = self._around.launch
+        while True:
+            if self._pending is None:
+                newest = self._board.newest_claim(launch.island)
+                self._pending = ClaimRecord(
+                    run_id=self._board.run_id,
+                    nonce=self._board.new_nonce(),
+                    island=launch.island,
+                    incarnation=1 if newest is None else newest.incarnation + 1,
+                    agent=self.nonce,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    started=self._started,
+                    claimed_wall=self._clock.wall(),
+                )
+            mine = self._pending
+            standing = self._board.create(self._board.keys.claim(launch.island, mine.incarnation), mine)
+            self._pending = None
+            if standing.nonce == mine.nonce:
+                with self._lock:
+                    self._claim = mine
+                log.info("island %s begins life %d", launch.island, mine.incarnation)
+                return
+
+    # ---- heartbeat (its own thread) -------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Write one heartbeat, and find out whether this island has been replaced.
+
+        Raises `StoreUnavailable`, `RunMismatch`.
+        """
+        with self._lock:
+            claim = self._claim
+        if claim is None:
+            return
+        launch = self._around.launch
+        newer = self._board.read_claim(launch.island, claim.incarnation + 1)
+        if newer is not None and newer.agent != self.nonce:
+            self.over(Exit.FENCED, f"life {claim.incarnation} has been replaced by life {newer.incarnation}")
+        self._counter += 1
+        self._board.write_heartbeat(
+            HeartbeatRecord(
+                run_id=self._board.run_id,
+                nonce=self._board.new_nonce(),
+                island=launch.island,
+                incarnation=claim.incarnation,
+                agent=self.nonce,
+                counter=self._counter,
+                state=self.state,
+                reason=self.reason,
+                learner=read_status(launch.learner_status(), LearnerStatus) or LearnerStatus(),
+                syncer=read_status(launch.syncer_status(), SyncerStatus) or SyncerStatus(),
+                restarts=self._logic.restarts,
+                uptime=self._clock.monotonic() - self._born,
+                cpu_seconds=self._children.cpu(),
+                host=claim.host,
+                pid=claim.pid,
+                started=claim.started,
+            )
+        )
+
+
+def keep_beating(agent: Agent, period: float, stopped: threading.Event) -> None:
+    """Beat once per period, sooner when there is news; an outage is no reason to stop."""
+    while not stopped.is_set():
+        agent.news.clear()
+        try:
+            agent.beat()
+        except StoreUnavailable as error:
+            log.warning("heartbeat not written: %s", error)
+        except DilocoError as error:
+            agent.over(exit_code(error), str(error))
+            return
+        pause = min(period, NEWS_PAUSE)
+        stopped.wait(pause)
+        agent.news.wait(max(0.0, period - pause))
+
+
+def tend(launch: Launch, leaving: threading.Event) -> Exit:
+    """Run one island until the run is over, it is told to leave, or it cannot go on."""
+    launch.state_dir.mkdir(parents=True, exist_ok=True)
+    around = open_surroundings(launch, leaving.is_set)
+    agent, stopped = Agent(around), threading.Event()
+    period = around.config.sync.heartbeat_every
+    heart = threading.Thread(target=keep_beating, args=(agent, period, stopped), daemon=True, name="heartbeat")
+    heart.start()
+    code: Exit | None = None
+    while code is None:
+        if leaving.is_set():
+            agent.leave()
+        code = agent.turn()
+        if code is None:
+            around.clock.sleep(TURN)
+    stopped.set()
+    agent.news.set()
+    heart.join(timeout=2 * NEWS_PAUSE)
+    try:
+        agent.beat()
+    except DilocoError as error:
+        log.warning("last heartbeat not written: %s", error)
+    log.info("island %s ends: %s", launch.island, agent.reason)
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the agent; see `launch.Exit` for the exit codes."""
+    launch = parse_launch("diloco_runtime.island", sys.argv[1:] if argv is None else argv)
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return guarded("agent", lambda: tend(launch, leaving))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

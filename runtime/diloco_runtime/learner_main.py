@@ -1,0 +1,106 @@
+"""Entry point of the learner process: build the task, start where the run is now, train until the run is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from diloco_runtime.follower import run_follower
+from diloco_runtime.fragments import table_of
+from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open_surroundings, parse_launch, patiently
+from diloco_runtime.learner import Life
+from diloco_runtime.life import Birth, Engine
+from diloco_runtime.processes import die_with_parent, write_status
+from diloco_runtime.publisher import run_publisher
+from diloco_runtime.records import LearnerStatus
+from diloco_runtime.task import TaskContext, load_task
+
+LEAVE_SECONDS = 20.0
+"""Time for the last uploads after SIGTERM; clouds give 30 s before they cut the power."""
+
+
+class Background:
+    """The follower's and the publisher's threads, and the first error that ended one of them."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.failure: BaseException | None = None
+
+    def start(self, name: str, body: Callable[[], None]) -> None:
+        """Run `body` in a daemon thread."""
+
+        def guard() -> None:
+            try:
+                body()
+            except BaseException as error:
+                self.failure = error
+
+        threading.Thread(target=guard, name=name, daemon=True).start()
+
+    def check(self) -> None:
+        """Raise the error that ended a thread, in the caller's."""
+        if self.failure is not None:
+            raise self.failure
+
+
+def birth(around: Surroundings) -> Birth:
+    """Build the task and everything else that a life begins with."""
+    launch, config = around.launch, around.config
+    torch.set_num_threads(launch.threads or config.inner.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    task = load_task(TaskContext(config, device, launch.root, dict(config.model.options)))
+    table = table_of(task.model, config.sync.fragments)
+    life = Life(config, launch.island, launch.incarnation, launch.batch_size or config.inner.batch_size, table)
+
+    def report(status: LearnerStatus) -> None:
+        moved = {"bytes_up": around.counter.bytes_up, "bytes_down": around.counter.bytes_down}
+        requests = sum(around.counter.requests.values())
+        write_status(launch.learner_status(), status.model_copy(update={**moved, "requests": requests}))
+
+    return Birth(life, around.board, around.clock, task, report)
+
+
+def train(launch: Launch, leaving: threading.Event) -> Exit:
+    """Train until the run is over (DONE) or this island is told to leave (LEFT)."""
+    write_status(launch.learner_status(), LearnerStatus(state="starting"))
+    around = open_surroundings(launch, leaving.is_set)
+    engine = patiently(around.clock, leaving.is_set, birth(around).begin)
+    if engine is None:
+        return Exit.DONE
+    where = f"log position {engine.head.seq}, {engine.resume.describe()}"
+    log.info("life %d starts at %s", launch.incarnation, where)
+    done = turn(engine, around, leaving)
+    log.info("leaving at step %d%s", engine.learner.status.step, "" if done else "; the last uploads did not finish")
+    return Exit.LEFT if leaving.is_set() else Exit.DONE
+
+
+def turn(engine: Engine, around: Surroundings, leaving: threading.Event) -> bool:
+    """Turn the main loop until the end; return whether everything was uploaded."""
+    clock, background = around.clock, Background()
+    background.start("follower", lambda: run_follower(engine.follower, clock, background.stopped))
+    background.start("publisher", lambda: run_publisher(engine.publisher, clock, background.stopped))
+    while not leaving.is_set() and engine.learner.step():
+        background.check()
+    done = engine.learner.leave(clock.monotonic() + LEAVE_SECONDS)
+    background.stopped.set()
+    background.check()
+    return done
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the learner process; see `launch.Exit` for the exit codes."""
+    launch = parse_launch("diloco_runtime.learner_main", sys.argv[1:] if argv is None else argv)
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
+    return guarded("learner", lambda: train(launch, leaving))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

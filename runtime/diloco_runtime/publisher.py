@@ -1,0 +1,254 @@
+"""The learner's outbox: calls, offers and checkpoints on their way to the blackboard, never in the learner's way.
+
+One job at a time, calls first, then offers by seq, then the checkpoint. A job whose outcome is unknown stays at the
+front and tries the very same bytes again (PROTOCOL.md section 6).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import safetensors.torch
+import torch
+
+from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.clock import Clock
+from diloco_runtime.codec import encode_fragment
+from diloco_runtime.errors import Fenced, StoreUnavailable
+from diloco_runtime.learner_logic import Offer, smooth
+from diloco_runtime.records import CallRecord, CheckpointRecord, Fates, OfferRecord, PayloadRef, Position, Record
+
+
+@dataclass
+class Outgoing:
+    """A payload and the record that points to it; the record is created after its payload is complete."""
+
+    key: str
+    """Key of the payload; carries the nonce."""
+    data: bytes | None = None
+    ref: PayloadRef | None = None
+    record: Record | None = None
+
+
+@dataclass
+class OfferJob:
+    """An offer with its delta (fp32 CPU tensors by piece key) and what its record says."""
+
+    offer: Offer
+    nonce: str
+    delta: Mapping[str, torch.Tensor]
+    fates: tuple[Fates, ...]
+    data_from: Position
+    data_to: Position
+    out: Outgoing | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class CheckpointJob:
+    """Copied inner state (CPU tensors by name) and the marker that will make it complete."""
+
+    record: CheckpointRecord
+    """Marker whose payload reference is still a placeholder."""
+    tensors: Mapping[str, torch.Tensor]
+    out: Outgoing | None = None
+
+
+@dataclass
+class _Box:
+    calls: list[CallRecord] = field(default_factory=list)
+    offers: list[OfferJob] = field(default_factory=list)
+    checkpoint: CheckpointJob | None = None
+
+
+class Publisher:
+    """Publishes what one learner life queued. `publish_once` does one job; `run` is the thread around it."""
+
+    def __init__(self, board: Blackboard, clock: Clock, island: str, incarnation: int, codec: str) -> None:
+        self._board = board
+        self._clock = clock
+        self._island = island
+        self._incarnation = incarnation
+        self._codec = codec
+        self._lock = threading.Lock()
+        self._box = _Box()
+        self.wake = clock.signal()
+        self.head = -1
+        """Newest commit that the follower has seen: an offer to it or to one before it is too late."""
+        self.problem = ""
+        self.publish_seconds: float | None = None
+        self.bandwidth: float | None = None
+        self.checkpoint_done = 0
+        """Number of the newest complete checkpoint of this life."""
+
+    # ---- called by the learner --------------------------------------------------------------------------------
+
+    def call(self, seq: int) -> None:
+        """Queue the call of merge `seq`."""
+        record = CallRecord(
+            run_id=self._board.run_id,
+            nonce=self._board.new_nonce(),
+            seq=seq,
+            island=self._island,
+            incarnation=self._incarnation,
+        )
+        with self._lock:
+            self._box.calls.append(record)
+        self.wake.set()
+
+    def offer(self, job: OfferJob) -> None:
+        """Queue an offer."""
+        with self._lock:
+            self._box.offers.append(job)
+            self._box.offers.sort(key=lambda j: j.offer.seq)
+        self.wake.set()
+
+    def checkpoint(self, job: CheckpointJob) -> bool:
+        """Queue a checkpoint; refuse (False) while an earlier one is still on its way."""
+        with self._lock:
+            if self._box.checkpoint is not None:
+                return False
+            self._box.checkpoint = job
+        self.wake.set()
+        return True
+
+    def busy(self) -> bool:
+        """Tell whether anything is still on its way."""
+        with self._lock:
+            return bool(self._box.calls or self._box.offers or self._box.checkpoint)
+
+    def offers_waiting(self) -> bool:
+        """Tell whether an offer is still on its way."""
+        with self._lock:
+            return bool(self._box.offers)
+
+    # ---- the work -----------------------------------------------------------------------------------------------
+
+    def publish_once(self) -> bool:
+        """Do one job or one try of it; return whether there was any.
+
+        Raises `StoreUnavailable` (the job stays), `Fenced` and `RunMismatch` (this life is over).
+        """
+        with self._lock:
+            call = self._box.calls[0] if self._box.calls else None
+            offer = self._box.offers[0] if self._box.offers else None
+            checkpoint = self._box.checkpoint
+        if call is not None:
+            if call.seq > self.head:
+                self._board.create(self._board.keys.call(call.seq), call)
+            with self._lock:
+                self._box.calls.remove(call)
+        elif offer is not None:
+            self._publish_offer(offer)
+            with self._lock:
+                self._box.offers.remove(offer)
+        elif checkpoint is not None:
+            self._publish_checkpoint(checkpoint)
+            with self._lock:
+                self._box.checkpoint = None
+        else:
+            return False
+        return True
+
+    def _publish_offer(self, job: OfferJob) -> None:
+        offer, keys = job.offer, self._board.keys
+        started = self._clock.monotonic()
+        if offer.seq <= self.head:
+            self._withdraw(job)
+            return
+        if job.out is None:
+            job.out = Outgoing(keys.blob(offer.seq, "delta", offer.fragment, job.nonce))
+            job.out.data = encode_fragment(job.delta, self._codec)
+        out = job.out
+        if out.ref is None:
+            assert out.data is not None
+            out.ref = self._board.put_payload(out.key, out.data)
+            self._measure(len(out.data), self._clock.monotonic() - started)
+            out.data = None
+        self.check_fence()
+        if out.record is None:
+            out.record = self._offer_record(job, out.ref)
+        if offer.seq <= self.head:
+            self._withdraw(job)
+            return
+        self._board.create(keys.offer(offer.seq, self._island, self._incarnation), out.record)
+        self.publish_seconds = smooth(self.publish_seconds, self._clock.monotonic() - started)
+
+    def _offer_record(self, job: OfferJob, ref: PayloadRef) -> OfferRecord:
+        return OfferRecord(
+            run_id=self._board.run_id,
+            nonce=job.nonce,
+            seq=job.offer.seq,
+            fragment=job.offer.fragment,
+            island=self._island,
+            incarnation=self._incarnation,
+            anchor=job.offer.anchor,
+            inner_steps=job.offer.inner_steps,
+            tokens=job.offer.tokens,
+            codec=self._codec,
+            payload=ref,
+            data_from=job.data_from,
+            data_to=job.data_to,
+            fates=job.fates,
+        )
+
+    def _withdraw(self, job: OfferJob) -> None:
+        """The merge was committed before the record could be created: the log makes the offer late."""
+        if job.out is not None and job.out.record is None:
+            self._board.store.delete(job.out.key)
+
+    def _publish_checkpoint(self, job: CheckpointJob) -> None:
+        record, keys = job.record, self._board.keys
+        self.check_fence()
+        if job.out is None:
+            job.out = Outgoing(keys.checkpoint(self._island, self._incarnation, record.number, "inner.safetensors"))
+        if job.out.ref is None:
+            job.out.data = job.out.data or safetensors.torch.save(dict(job.tensors))
+            job.out.ref = self._board.put_payload(job.out.key, job.out.data)
+        if job.out.record is None:
+            job.out.record = record.model_copy(update={"payload": job.out.ref})
+        marker = keys.checkpoint(self._island, self._incarnation, record.number, "checkpoint.json")
+        self._board.create(marker, job.out.record)
+        self.checkpoint_done = record.number
+        # The newest complete checkpoint is never deleted, and the one before it stays as well.
+        for name in ("checkpoint.json", "inner.safetensors"):
+            if record.number > 2:
+                self._board.store.delete(keys.checkpoint(self._island, self._incarnation, record.number - 2, name))
+
+    def check_fence(self) -> None:
+        """Raise `Fenced` when a newer life of this island has been claimed."""
+        if self._board.read_claim(self._island, self._incarnation + 1) is not None:
+            raise Fenced(
+                f"island {self._island}: life {self._incarnation} has been replaced by a newer one; this one ends"
+            )
+
+    def _measure(self, size: int, seconds: float) -> None:
+        if seconds > 0.0:
+            self.bandwidth = smooth(self.bandwidth, size / seconds)
+
+
+PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+"""Seconds between tries while the store does not answer; the last one repeats."""
+
+
+def pause_after(failures: int) -> float:
+    """Return the back-off after so many failures in a row, in seconds."""
+    return PAUSES[min(failures, len(PAUSES)) - 1]
+
+
+def run_publisher(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:
+    """Publish until told to stop; keeps trying through an outage of any length."""
+    failures = 0
+    while not stopped.is_set():
+        publisher.wake.clear()
+        try:
+            worked = publisher.publish_once()
+            failures, publisher.problem = 0, ""
+        except StoreUnavailable as error:
+            failures, publisher.problem, worked = failures + 1, str(error), False
+            clock.sleep(pause_after(failures))
+            continue
+        if not worked:
+            publisher.wake.wait(1.0)

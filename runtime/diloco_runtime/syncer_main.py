@@ -1,0 +1,84 @@
+"""Entry point of the syncer process: stand by, merge when it is this island's turn, leave last when the run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
+from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open_surroundings, parse_launch, patiently
+from diloco_runtime.processes import die_with_parent, read_status, spare_cpu, write_status
+from diloco_runtime.publisher import pause_after
+from diloco_runtime.records import LearnerStatus, SyncerStatus
+from diloco_runtime.snapshot import read_table
+from diloco_runtime.syncer import Syncer, SyncerLife
+
+LEAVE_SECONDS = 10.0
+"""How long a syncer on duty that is told to leave tries to hand the duty over with one more commit."""
+
+
+def wait_for_start(around: Surroundings, leaving: threading.Event) -> Syncer | None:
+    """Wait until some island has initialised the run; None when told to leave before."""
+    board, clock, launch = around.board, around.clock, around.launch
+    progress = 0
+    while not leaving.is_set():
+        table = patiently(clock, leaving.is_set, lambda: read_table(board))
+        head = patiently(clock, leaving.is_set, board.head) if table is not None else None
+        if table is not None and head is not None:
+            life = SyncerLife(around.config, table, launch.island, launch.incarnation)
+            return Syncer(life, board, clock, head, lambda: score(launch), lambda s: report(around, s))
+        progress += 1
+        write_status(launch.syncer_status(), SyncerStatus(progress=progress))
+        clock.sleep(0.2)
+    return None
+
+
+def score(launch: Launch) -> float:
+    """Return this island's fitness to merge: bytes per second to the store, times the spare share of the CPU."""
+    learner = read_status(launch.learner_status(), LearnerStatus)
+    return 0.0 if learner is None else learner.bandwidth * spare_cpu()
+
+
+def report(around: Surroundings, status: SyncerStatus) -> None:
+    """Tell the agent."""
+    counts = around.counter
+    update = {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "requests": sum(counts.requests.values())}
+    write_status(around.launch.syncer_status(), status.model_copy(update=update))
+
+
+def serve(launch: Launch, leaving: threading.Event) -> Exit:
+    """Turn the syncer until the run has ended or this island leaves."""
+    around = open_surroundings(launch, leaving.is_set)
+    syncer, clock, failures = wait_for_start(around, leaving), around.clock, 0
+    deadline: float | None = None
+    while syncer is not None and not syncer.ended:
+        if leaving.is_set():
+            syncer.leave()
+            deadline = deadline if deadline is not None else clock.monotonic() + LEAVE_SECONDS
+            if not syncer.on_duty() or clock.monotonic() > deadline:
+                return Exit.LEFT
+        try:
+            wait = syncer.tick()
+            failures = 0
+        except (StoreUnavailable, CorruptObject, MissingPayload) as error:
+            failures += 1
+            log.warning("%s", error)
+            wait = pause_after(failures)
+        leaving.wait(wait) if deadline is None else clock.sleep(wait)
+    return Exit.LEFT if leaving.is_set() else Exit.DONE
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the syncer process; see `launch.Exit` for the exit codes."""
+    launch = parse_launch("diloco_runtime.syncer_main", sys.argv[1:] if argv is None else argv)
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
+    return guarded("syncer", lambda: serve(launch, leaving))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What tests share: a virtual world of islands, a small task."""

@@ -1,0 +1,47 @@
+"""Small tasks whose optimum is known."""
+
+from __future__ import annotations
+
+import torch
+
+
+class LinearTask:
+    """Least squares on generated data: `y = x W + noise`, samples numbered, every sample a function of its number."""
+
+    def __init__(self, seed: int = 0, units: int = 64, unit_samples: int = 256, width: int = 8, layers: int = 3) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.model = torch.nn.Sequential()
+        for index in range(layers):
+            layer = torch.nn.Linear(width, width)
+            for parameter in layer.parameters():
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+            self.model.add_module(f"layer{index}", layer)
+        self._truth = torch.randn(width, width, generator=torch.Generator().manual_seed(99))
+        self._units, self._samples, self._width = units, unit_samples, width
+        self.read: list[tuple[int, int, int, int]] = []
+        """Every slice that was read: data pass, unit, start, count."""
+
+    def num_units(self) -> int:
+        return self._units
+
+    def unit_samples(self, data_pass: int, unit_index: int) -> int:
+        return self._samples
+
+    def batch(self, data_pass: int, unit_index: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read.append((data_pass, unit_index, start, count))
+        generator = torch.Generator().manual_seed(7919 * unit_index + 13)
+        x = torch.randn(self._samples, self._width, generator=generator)[start : start + count]
+        return x, x @ self._truth
+
+    def batch_tokens(self, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
+        return batch[0].shape[0]
+
+    def loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, y = batch
+        return ((self.model(x) - y) ** 2).mean()
+
+    def held_out_loss(self) -> float:
+        generator = torch.Generator().manual_seed(123456)
+        x = torch.randn(512, self._width, generator=generator)
+        with torch.no_grad():
+            return float(self.loss((x, x @ self._truth)))

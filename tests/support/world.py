@@ -1,0 +1,194 @@
+"""A virtual world: the real learner, syncer and their loops as coroutines over virtual time and an in-memory store.
+
+Each process or thread of the real program is a greenlet. Time moves only when all of them wait; every sleep and every
+store operation is a point at which another one may run. Nothing of the program is replaced except the clock, the
+nonces and the store's latency, so what holds here is what the program does. One seed, repeatable.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+import greenlet
+
+from diloco_runtime.store import Names, ObjectStore
+
+
+class Killed(greenlet.GreenletExit):
+    """Raised inside a process that the world kills, at the point where it waits."""
+
+
+class World:
+    """The scheduler: runs greenlets in order of their wake-up times."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self._queue: list[tuple[float, int, greenlet.greenlet]] = []
+        self._order = itertools.count()
+        self._hub = greenlet.getcurrent()
+        self._frozen: dict[greenlet.greenlet, list[float]] = {}
+        self.failures: list[BaseException] = []
+
+    def spawn(self, body: Callable[[], object]) -> greenlet.greenlet:
+        """Start a process at the present time."""
+
+        def guard() -> None:
+            try:
+                body()
+            except (Killed, greenlet.GreenletExit):
+                pass
+            except BaseException as error:
+                self.failures.append(error)
+
+        process = greenlet.greenlet(guard, parent=self._hub)
+        heapq.heappush(self._queue, (self.now, next(self._order), process))
+        return process
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass for the calling process."""
+        process = greenlet.getcurrent()
+        assert process is not self._hub, "only processes of the world wait"
+        heapq.heappush(self._queue, (self.now + max(0.0, seconds), next(self._order), process))
+        self._hub.switch()
+
+    def freeze(self, process: greenlet.greenlet) -> None:
+        """SIGSTOP: the process does not run until `thaw`."""
+        self._frozen.setdefault(process, [])
+
+    def thaw(self, process: greenlet.greenlet) -> None:
+        """SIGCONT."""
+        for _ in self._frozen.pop(process, []):
+            heapq.heappush(self._queue, (self.now, next(self._order), process))
+
+    def kill(self, process: greenlet.greenlet) -> None:
+        """SIGKILL at the point where the process waits now."""
+        self._frozen.pop(process, None)
+        self._queue = [item for item in self._queue if item[2] is not process]
+        heapq.heapify(self._queue)
+        if not process.dead:
+            process.throw(Killed)
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Run until a time, until `done`, or until nobody is left; raise the first failure of a process."""
+        while self._queue and not done():
+            at, _, process = self._queue[0]
+            if at > until:
+                self.now = until
+                break
+            heapq.heappop(self._queue)
+            self.now = max(self.now, at)
+            if process in self._frozen:
+                self._frozen[process].append(at)
+            elif not process.dead:
+                process.switch()
+            if self.failures:
+                raise self.failures[0]
+
+
+class WorldClock:
+    """The world's time as a `Clock`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic(self) -> float:
+        return self._world.now
+
+    def wall(self) -> float:
+        return self._world.now
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+    def signal(self) -> WorldSignal:
+        return WorldSignal(self._world)
+
+
+class WorldSignal:
+    """An event that a process waits for in small steps of virtual time."""
+
+    STEP = 0.01
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        end = self._world.now + (timeout if timeout is not None else float("inf"))
+        while not self._set and self._world.now < end:
+            self._world.sleep(min(self.STEP, end - self._world.now))
+        return self._set
+
+
+class WorldNonces:
+    """Repeatable nonces."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def new(self) -> str:
+        return f"{self._world.random.getrandbits(64):016x}"
+
+
+class LatentStore:
+    """A store seen from an island: each operation takes a round trip plus its bytes over the island's bandwidth."""
+
+    def __init__(self, inner: ObjectStore, world: World, latency: float = 0.0, bandwidth: float = float("inf")) -> None:
+        self.url = inner.url
+        self._inner = inner
+        self._world = world
+        self.latency = latency
+        self.bandwidth = bandwidth
+
+    def _travel(self, size: int) -> None:
+        self._world.sleep(self.latency / 2 + size / self.bandwidth)
+
+    def get(self, key: str) -> bytes | None:
+        self._travel(0)
+        data = self._inner.get(key)
+        self._travel(len(data or b""))
+        return data
+
+    def create(self, key: str, data: bytes) -> None:
+        self._travel(len(data))
+        self._inner.create(key, data)
+        self._travel(0)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._travel(len(data))
+        self._inner.put(key, data)
+        self._travel(0)
+
+    def list(self, prefix: str) -> Names:
+        self._travel(0)
+        keys = self._inner.list(prefix)
+        self._travel(0)
+        return keys
+
+    def list_folders(self, prefix: str) -> Names:
+        self._travel(0)
+        names = self._inner.list_folders(prefix)
+        self._travel(0)
+        return names
+
+    def delete(self, key: str) -> None:
+        self._travel(0)
+        self._inner.delete(key)
+        self._travel(0)
+
+    def delete_tree(self, prefix: str) -> int:
+        self._travel(0)
+        return self._inner.delete_tree(prefix)
