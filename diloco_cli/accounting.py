@@ -46,9 +46,7 @@ def merged_seen(lives: Iterable[HeartbeatRecord], table: Sequence[Fragment]) -> 
     )
 
 
-def fates_of(
-    lives: Iterable[tuple[HeartbeatRecord, bool]], table: Sequence[Fragment], merged: int
-) -> TokenFates:
+def fates_of(lives: Iterable[tuple[HeartbeatRecord, bool]], table: Sequence[Fragment], merged: int) -> TokenFates:
     """Sum up the fates of lives, each given with whether it may still offer something; `merged`: token-parameters."""
     total = parameters(table)
     if not total:

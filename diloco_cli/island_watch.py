@@ -137,8 +137,9 @@ class IslandWatch:
         """Take in a death by the island's own fault."""
         self.crashes += 1
         if self.crashes > self._limits.max_restarts:
-            self.give_up(now, f"{reason}; crashed {self.crashes} times, provider.max_restarts is "
-                         f"{self._limits.max_restarts}")
+            self.give_up(
+                now, f"{reason}; crashed {self.crashes} times, provider.max_restarts is {self._limits.max_restarts}"
+            )
             return
         self._relaunch(now, f"{reason}, restart {self.crashes} of {self._limits.max_restarts}")
 

@@ -220,9 +220,7 @@ class Observer:
             memory.agent.note((beat.incarnation, beat.agent, beat.counter), now)
             memory.learner.note((beat.incarnation, beat.learner.ticks), now)
 
-    def _note_supervisor(
-        self, record: SupervisorRecord | None, beat: SupervisorHeartbeat | None, now: float
-    ) -> None:
+    def _note_supervisor(self, record: SupervisorRecord | None, beat: SupervisorHeartbeat | None, now: float) -> None:
         if record is not None:
             self._supervisor.note((record.number, beat.counter if beat is not None else 0), now)
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from diloco_cli import places
+from diloco_cli.island_report import Scene
 from diloco_cli.looking import Observer, ProcessSight
 from diloco_cli.plan import Existing, Plan, make_plan
 from diloco_cli.provider_local import find_islands, sight
@@ -53,7 +54,7 @@ class Onlooker:
     def look(self) -> tuple[StatusReport, bool]:
         """Look once; return what is seen and whether looking on would say nothing new about it."""
         run, look = self._run, self._observer.look()
-        report = build_report(run.record, place(run.spec), look, self._host)
+        report = build_report(run.id, place(run.spec), Scene(look, run.config, self._host))
         return report, settled(look, run.config, self._host)
 
 

@@ -19,6 +19,7 @@ import diloco_runtime
 from diloco_cli import places
 from diloco_cli.looking import ProcessSight
 from diloco_cli.spec import Island, Spec
+from diloco_runtime.clock import Clock
 
 if TYPE_CHECKING:
     import psutil
@@ -27,6 +28,9 @@ RUN_MARK, ISLAND_MARK = "DILOCO_RUN_ID", "DILOCO_ISLAND"
 
 AGENT = (sys.executable, "-m", "diloco_runtime.island")
 """What an island's agent is started with."""
+
+SCAN_SECONDS = 2.0
+"""Seconds between scans of all processes while every known agent is there; a scan costs milliseconds of CPU."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -157,9 +161,11 @@ def _trains(command: Sequence[str], cwd: str, spec_path: Path) -> bool:
 class LocalProvider:
     """Starts, watches and ends the islands of one run on this machine."""
 
-    def __init__(self, spec: Spec, run_id: str, agent: Sequence[str] = AGENT) -> None:
+    def __init__(self, spec: Spec, run_id: str, clock: Clock, agent: Sequence[str] = AGENT) -> None:
         """`agent`: the command of an island's agent, without its arguments."""
         self._spec = spec
+        self._clock = clock
+        self._scanned: float | None = None
         self._run_id = run_id
         self._agent = tuple(agent)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -218,19 +224,20 @@ class LocalProvider:
     def observe(self) -> dict[str, IslandProcesses]:
         """Return the islands that have living processes now.
 
-        An agent that is known is asked for itself: a scan can miss a process that is just replacing its image.
+        An agent that is known is asked for itself: that is cheap, and a scan can miss a process that is just replacing
+        its image. All processes are scanned when an agent is gone, and now and then.
         """
-        found = find_islands(self._run_id)
-        for name, known in list(self._known.items()):
-            if is_alive(known):
-                rest = found.get(name, IslandProcesses())
-                others = [p for p in (rest.agent, *rest.others) if p is not None and p.pid != known.pid]
-                found[name] = IslandProcesses(known, tuple(others))
-            else:
-                del self._known[name]
-        for name, island in found.items():
-            if island.agent is not None:
-                self._known[name] = island.agent
+        now = self._clock.monotonic()
+        alive = {name: known for name, known in self._known.items() if is_alive(known)}
+        recent = self._scanned is not None and now - self._scanned < SCAN_SECONDS
+        if recent and alive.keys() == self._known.keys() == self._seen.keys():
+            return self._seen
+        found, self._scanned = find_islands(self._run_id), now
+        for name, known in alive.items():
+            rest = found.get(name, IslandProcesses())
+            others = [p for p in (rest.agent, *rest.others) if p is not None and p.pid != known.pid]
+            found[name] = IslandProcesses(known, tuple(others))
+        self._known = {name: island.agent for name, island in found.items() if island.agent is not None}
         self._seen = found
         return found
 

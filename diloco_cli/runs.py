@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 import diloco_runtime
 from diloco_cli.spec import Spec
 from diloco_runtime.blackboard import Blackboard
@@ -38,7 +40,14 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        return RunConfig.model_validate(self.record.config)
+        """The run's settings; raises `RunMismatch` when another version wrote some that this one does not know."""
+        try:
+            return RunConfig.model_validate(self.record.config)
+        except ValidationError as error:
+            raise RunMismatch(
+                f"the settings of run {self.name} cannot be read: version {self.record.code_version} of diloco wrote "
+                f"them, this is version {diloco_runtime.__version__}; use that version for this run"
+            ) from error
 
     def another_board(self) -> Blackboard:
         """Return a blackboard for another thread."""

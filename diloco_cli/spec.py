@@ -165,8 +165,10 @@ def _name_problems(raw: dict[str, Any]) -> list[str]:
     for island in islands:
         twin = seen.setdefault(island.lower(), island)
         if twin != island:
-            problems.append(f"[islands.{twin}] and [islands.{island}] name one island twice (upper and lower case do "
-                            "not count): rename one")
+            problems.append(
+                f"[islands.{twin}] and [islands.{island}] name one island twice (upper and lower case do "
+                "not count): rename one"
+            )
         elif not is_island_name(island):
             problems.append(f'[islands.{island}]: "{island}" is not a valid name; use {NAME_RULE}')
     return problems
@@ -182,8 +184,10 @@ def _resolve_store(raw: dict[str, Any], root: Path) -> tuple[str, list[str]]:
     if not mark:
         return "", [f"{where}: not a URL; for a folder on this machine write file://{url or './blackboard'}"]
     if scheme == "memory":
-        return "", [f"{where}: a memory store lives inside one process, and islands are processes of their own; "
-                    "write file://./blackboard"]
+        return "", [
+            f"{where}: a memory store lives inside one process, and islands are processes of their own; "
+            "write file://./blackboard"
+        ]
     if scheme != "file":
         return "", [f"{where}: this version keeps blackboards in file:// only; write file://./blackboard"]
     if not rest:
@@ -203,8 +207,10 @@ def _quorum_problems(file: SpecFile) -> list[str]:
     if isinstance(quorum, str) or quorum <= islands:
         return []
     count = "1 island" if islands == 1 else f"{islands} islands"
-    return [f"[sync] min_quorum = {quorum}: more than the {count} of this spec, so that no merge could ever have "
-            'it; lower it, write "all", or add islands']
+    return [
+        f"[sync] min_quorum = {quorum}: more than the {count} of this spec, so that no merge could ever have "
+        'it; lower it, write "all", or add islands'
+    ]
 
 
 def _resolve_config(file: SpecFile, raw: dict[str, Any], problems: list[str]) -> RunConfig | None:

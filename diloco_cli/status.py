@@ -16,7 +16,6 @@ from diloco_cli.island_report import STALE_PERIODS, IslandReport, Scene, Verdict
 from diloco_cli.island_watch import State
 from diloco_cli.looking import Look
 from diloco_runtime.config import RunConfig
-from diloco_runtime.records import RunRecord
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,18 @@ class StatusReport:
 
 
 def build_report(
-    run: RunRecord, store: str, look: Look, host: str, verdicts: Mapping[str, Verdict] | None = None
+    run_id: str, store: str, scene: Scene, verdicts: Mapping[str, Verdict] | None = None
 ) -> StatusReport:
-    """Put one look into words. `host`: the machine that looked; `verdicts`: what a supervisor in this very process
-    decided about its islands."""
-    scene = Scene(look, RunConfig.model_validate(run.config), host)
-    islands = tuple(
-        island_report(island, scene, (verdicts or {}).get(name)) for name, island in look.islands.items()
-    )
+    """Put one look into words. `verdicts`: what a supervisor in this very process decided about its islands."""
+    look = scene.look
+    islands = tuple(island_report(island, scene, (verdicts or {}).get(name)) for name, island in look.islands.items())
     head, tokens, budget = look.head, tokens_credited(look.head, look.table), current_budget(look, scene.config)
     lives = [life for island in look.islands.values() for life in lives_of(island, scene)]
     merges = [len(commit.merged) for commit in look.recent if commit.seq > 0 and commit.phase == "run"]
     state, reason = _run_state(look, islands)
     return StatusReport(
-        run=run.name,
-        run_id=run.run_id,
+        run=scene.config.name,
+        run_id=run_id,
         store=store,
         state=state,
         reason=reason,

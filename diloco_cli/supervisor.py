@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from diloco_cli.claim import Claim, Identity
+from diloco_cli.island_report import Scene
 from diloco_cli.island_watch import Limits
 from diloco_cli.looking import Look, Observer
 from diloco_cli.provider_local import LocalProvider
@@ -215,7 +216,8 @@ class Supervisor:
         if self._look is None:
             return None
         verdicts = {name: (str(island.state), island.reason) for name, island in self._machine.islands.items()}
-        return build_report(self._run.record, place(self._run.spec), self._look, self._me.host, verdicts)
+        scene = Scene(self._look, self._run.config, self._me.host)
+        return build_report(self._run.id, place(self._run.spec), scene, verdicts)
 
     def last_look(self) -> None:
         """Look once more, for the closing summary; an outage leaves the summary a little older."""

@@ -17,10 +17,12 @@ import diloco_runtime
 from diloco_cli import places
 from diloco_cli.claim import Claim, own_identity
 from diloco_cli.exit_codes import ExitCode
+from diloco_cli.island_watch import State
 from diloco_cli.plan import Existing, Plan, make_plan
 from diloco_cli.provider_local import LocalProvider, find_islands
 from diloco_cli.runs import Readiness, Run, check_same, create_run, find_run, preflight, ready_to_train
 from diloco_cli.spec import Spec
+from diloco_cli.status import StatusReport
 from diloco_cli.supervision import End
 from diloco_cli.supervisor import TICK, Supervisor
 from diloco_cli.views import LiveView, summary_lines
@@ -130,7 +132,7 @@ def supervise(run: Run) -> ExitCode:
     me, period = own_identity(), run.config.sync.heartbeat_every
     claim = Claim(run.board, run.another_board(), run.clock, me, period)
     with LiveView(run.clock) as view, leaving_on_signals(run.clock) as leaving:
-        supervisor = Supervisor(run, LocalProvider(run.spec, run.id), claim, me, view.say)
+        supervisor = Supervisor(run, LocalProvider(run.spec, run.id, run.clock), claim, me, view.say)
         supervisor.start()
         began = run.clock.monotonic()
         end: End | None = None
@@ -155,9 +157,14 @@ def supervise(run: Run) -> ExitCode:
         seconds = run.clock.monotonic() - began
         print("\n".join(summary_lines(report, seconds, supervisor.offers_per_commit())))
     print(f"{run.name} is over: {end.reason}", flush=True)
+    return exit_code(end, report)
+
+
+def exit_code(end: End, report: StatusReport | None) -> ExitCode:
+    """Return what `train` exits with when supervision has come to its end."""
     if end.outcome != "budget":
         return ExitCode.RUN_STOPPED
-    missing = report is not None and any(island.state == "FAILED" for island in report.islands)
+    missing = report is not None and any(island.state == State.FAILED for island in report.islands)
     return ExitCode.ISLANDS_MISSING if missing else ExitCode.OK
 
 

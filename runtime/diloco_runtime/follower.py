@@ -83,7 +83,9 @@ class Follower:
         news = False
         while (commit := self._board.read_commit(self._head.seq + 1)) is not None:
             if commit.parent != self._head.nonce:
-                raise CorruptObject(f"{self._board.keys.log(commit.seq)} does not continue the log that was read so far")
+                raise CorruptObject(
+                    f"{self._board.keys.log(commit.seq)} does not continue the log that was read so far"
+                )
             if commit.fragment != fragment_of(commit.seq, len(self._table)):
                 raise CorruptObject(f"{self._board.keys.log(commit.seq)} merges the wrong fragment")
             self._head = commit

@@ -63,7 +63,7 @@ def build_table(
     ]
     if len(pieces) < count:
         raise ConfigError(
-            f"sync.fragments = {count}, but the model can be cut into {len(pieces)} pieces at most; lower sync.fragments"
+            f"sync.fragments = {count}, but the model can be cut into {len(pieces)} pieces at most; lower it"
         )
     pieces.sort(key=lambda piece: (-piece.numel, piece.name, piece.start))
     bins: list[list[TensorPiece]] = [[] for _ in range(count)]

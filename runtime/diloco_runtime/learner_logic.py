@@ -207,9 +207,7 @@ class LearnerLogic:
         for seq in range(self.head + 1, self.head + self._count + 1):
             if self._can_offer(seq) and (self._wanted(seq) or self._early(seq, early_steps)):
                 part = self._fragments[fragment_of(seq, self._count)]
-                found.append(
-                    Offer(seq, fragment_of(seq, self._count), part.version, part.steps, part.fates.fresh)
-                )
+                found.append(Offer(seq, fragment_of(seq, self._count), part.version, part.steps, part.fates.fresh))
         return found
 
     def _wanted(self, seq: int) -> bool:

@@ -60,9 +60,7 @@ class Birth:
         resume = find_resume(board, life.island, life.incarnation, head, len(life.table))
         logic = LearnerLogic(life.config, life.table, head, reopened)
         cursor = DataCursor(self.task.unit_samples, resume.position)
-        claimer = UnitClaimer(
-            board, cursor, life.island, life.incarnation, self.task.num_units(), resume.position
-        )
+        claimer = UnitClaimer(board, cursor, life.island, life.incarnation, self.task.num_units(), resume.position)
         publisher = Publisher(board, self.clock, life.island, life.incarnation, life.config.sync.compression)
         follower = Follower(board, self.clock, life.table, head, claimer)
         learner = Learner(life, board, self.clock, self.task, logic, cursor, publisher, follower, self.report)
@@ -80,8 +78,6 @@ class Birth:
             for name, parameter in parameters.items():
                 parameter.copy_(state[name])
         return head
-
-
 
 
 def reopened_budget(board: Blackboard, head: CommitRecord) -> int | None:

@@ -1,7 +1,7 @@
 """When an open merge is committed: quorum, adaptive grace window, and the end of a run. Pure; times are passed in.
 
-Learners do not stall while the syncer waits, so waiting is cheap, and a quorum of one without grace is a trap (Decoupled
-DiLoCo, arXiv 2604.21428, measured 37.0 against 25.7 on vision).
+Learners do not stall while the syncer waits, so waiting is cheap, and a quorum of one without grace is a trap
+(Decoupled DiLoCo, arXiv 2604.21428, measured 37.0 against 25.7 on vision).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def gpt_from_tensors(config: RunConfig, tensors: Mapping[str, torch.Tensor], sou
     """Return the GPT of a run with the given parameters; raise `ConfigError` when the run trains something else."""
     if config.model.kind != "gpt":
         raise ConfigError(
-            f'{source} trains model.kind = "{config.model.kind}", which writes no text; only "gpt" models can be sampled'
+            f'{source} trains model.kind = "{config.model.kind}", which writes no text; only "gpt" can be sampled'
         )
     model = build_gpt(config.model, config.inner.sequence_length, config.seed)
     fill_parameters(model, tensors, source)

@@ -181,9 +181,7 @@ class Syncer:
 
         life = self._life
         if self._merging is None:
-            self._merging = Merging(
-                self._board, self._clock, life.config, life.table, life.island, life.incarnation
-            )
+            self._merging = Merging(self._board, self._clock, life.config, life.table, life.island, life.incarnation)
         if self._draft is None:
             if self._book is None:
                 self._book = OfferBook(self._head.seq + 1)
@@ -228,7 +226,9 @@ class Syncer:
                 phase, left, reason = "drain", len(self._life.table), control.reason or "stop"
             elif self._merging.budget_reached(total, budget):
                 phase, left, reason = "drain", len(self._life.table), "budget"
-        return Decision(phase, left, reason, known, budget, self._duty.successor(self._peers.syncers()), now - self._opened)
+        return Decision(
+            phase, left, reason, known, budget, self._duty.successor(self._peers.syncers()), now - self._opened
+        )
 
     def _write(self) -> None:
         assert self._merging is not None and self._draft is not None

@@ -34,8 +34,17 @@ def log_commit(seq: int, phase: str = "run", merged: tuple[str, ...] = (), **mor
         OfferEntry(island=i, incarnation=1, nonce="n", anchor=0, inner_steps=1, tokens=1, data_to=Position())
         for i in merged
     )
-    fields = {"run_id": RUN, "nonce": f"c{seq}", "parent": "", "fragment": 0, "author": "a", "author_incarnation": 1,
-              "successor": "a", "params": (), **more}
+    fields = {
+        "run_id": RUN,
+        "nonce": f"c{seq}",
+        "parent": "",
+        "fragment": 0,
+        "author": "a",
+        "author_incarnation": 1,
+        "successor": "a",
+        "params": (),
+        **more,
+    }
     return CommitRecord.model_validate({**fields, "seq": seq, "phase": phase, "merged": entries})
 
 

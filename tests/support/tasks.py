@@ -8,7 +8,9 @@ import torch
 class LinearTask:
     """Least squares on generated data: `y = x W + noise`, samples numbered, every sample a function of its number."""
 
-    def __init__(self, seed: int = 0, units: int = 64, unit_samples: int = 256, width: int = 8, layers: int = 3) -> None:
+    def __init__(
+        self, seed: int = 0, units: int = 64, unit_samples: int = 256, width: int = 8, layers: int = 3
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.model = torch.nn.Sequential()
         for index in range(layers):

@@ -50,7 +50,7 @@ def new_provider(run: Run) -> Iterator[NewProvider]:
     made: list[LocalProvider] = []
 
     def new() -> LocalProvider:
-        made.append(LocalProvider(run.spec, run.id, AGENT))
+        made.append(LocalProvider(run.spec, run.id, run.clock, AGENT))
         return made[-1]
 
     yield new
@@ -123,8 +123,9 @@ def test_asking_ends_the_agent_and_its_child(spec: Spec, run: Run, new_provider:
 def test_islands_outlive_their_starter_and_are_found_again(spec: Spec, run: Run, new_provider: NewProvider) -> None:
     starter = (
         "import sys; from diloco_cli.spec import load_spec; from diloco_cli.provider_local import LocalProvider\n"
+        "from diloco_runtime.clock import SystemClock\n"
         f"spec = load_spec({str(spec.path)!r})\n"
-        f"LocalProvider(spec, {run.id!r}, {AGENT!r}).start(spec.islands[1])"
+        f"LocalProvider(spec, {run.id!r}, SystemClock(), {AGENT!r}).start(spec.islands[1])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", starter], check=True, env=env, timeout=30)
@@ -267,9 +268,7 @@ def test_crashing_islands_are_given_up_and_that_ends_it(run: Run, driven: Driven
     assert newest is not None and "b" in newest.given_up
 
 
-def test_an_island_that_left_the_spec_is_asked_to_leave(
-    run: Run, driven: Driven, new_provider: NewProvider
-) -> None:
+def test_an_island_that_left_the_spec_is_asked_to_leave(run: Run, driven: Driven, new_provider: NewProvider) -> None:
     driven.supervisor.start()
     driven.until(lambda: both_up(run))
     whole(run, "a", "b")

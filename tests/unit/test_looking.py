@@ -2,6 +2,7 @@
 
 import pytest
 
+from diloco_cli.island_report import Scene
 from diloco_cli.looking import Observer, ProcessSight
 from diloco_cli.status import build_report, settled
 from diloco_runtime.blackboard import Blackboard
@@ -64,7 +65,7 @@ def stage(clock, nonces, request) -> Stage:  # type: ignore[no-untyped-def]
 def test_an_empty_run_can_be_looked_at(stage: Stage) -> None:
     found = stage.observer.look()
     assert found.head is None and found.islands["a"].lives == () and found.news == ()
-    assert build_report(RECORD, "s", found, "here").state == "PENDING"
+    assert build_report(RUN, "s", Scene(found, CONFIG, "here")).state == "PENDING"
 
 
 def test_news_of_the_log_come_once_and_survive_an_outage(stage: Stage) -> None:
@@ -164,4 +165,4 @@ def test_an_island_that_never_moves_settles_after_two_periods(stage: Stage) -> N
     stage.clock.now += 0.1
     found = stage.observer.look()
     assert settled(found, CONFIG, "here")
-    assert build_report(RECORD, "s", found, "here").islands[0].state == "STALE"
+    assert build_report(RUN, "s", Scene(found, CONFIG, "here")).islands[0].state == "STALE"

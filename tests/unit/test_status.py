@@ -10,7 +10,7 @@ from diloco_cli.looking import IslandLook, ProcessSight
 from diloco_cli.status import build_report
 from diloco_cli.views import fates_line, headline, print_status, summary_lines
 from diloco_runtime.records import ControlRecord, Fates, HeartbeatRecord, LearnerStatus, SupervisorRecord, SyncerStatus
-from tests.support.cli_records import CONFIG, RECORD, RUN, TABLE, beat, commit, look, seen, supervisor
+from tests.support.cli_records import CONFIG, RUN, TABLE, beat, commit, look, seen, supervisor
 
 # ---- states ---------------------------------------------------------------------------------------------------------
 
@@ -88,18 +88,18 @@ def test_a_run_is_judged(context: dict[str, object], alive: bool, state: str) ->
         fields = {"run_id": RUN, "nonce": "k", "number": wish[1], "action": wish[0]}
         context = {**context, "control": ControlRecord.model_validate(fields)}
     island = seen((beat(),)) if alive else seen(process=GONE)
-    assert build_report(RECORD, "file:///x", look(island, **context), "here").state == state
+    assert build_report(RUN, "file:///x", Scene(look(island, **context), CONFIG, "here")).state == state
 
 
 def test_a_supervisors_own_verdicts_win() -> None:
-    report = build_report(RECORD, "s", look(seen((beat(),))), "here", {"a": ("STALE", "because")})
+    report = build_report(RUN, "s", Scene(look(seen((beat(),))), CONFIG, "here"), {"a": ("STALE", "because")})
     assert (report.islands[0].state, report.islands[0].reason) == ("STALE", "because")
     assert report.problems == ("a: STALE, because",)
 
 
 def test_what_a_learner_complains_about_is_a_problem() -> None:
     island = seen((beat(learner=LearnerStatus(state="training", ticks=1, problem="the store is slow")),))
-    assert build_report(RECORD, "s", look(island), "here").problems == ("a: the store is slow",)
+    assert build_report(RUN, "s", Scene(look(island), CONFIG, "here")).problems == ("a: the store is slow",)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_supervisor_is_judged(
     record: SupervisorRecord | None, moved: float | None, first_at: float, state: str
 ) -> None:
     seen_now = look(supervisor=record, supervisor_moved=moved, first_at=first_at)
-    assert build_report(RECORD, "s", seen_now, "here").supervisor == state
+    assert build_report(RUN, "s", Scene(seen_now, CONFIG, "here")).supervisor == state
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -169,16 +169,16 @@ def test_traffic_counts_every_learner_once_and_a_syncer_once_per_agent() -> None
 
 def test_progress_budget_pace_and_offers() -> None:
     recent = tuple(commit(n, merged=n % 3 + 1) for n in range(1, 7)) + (commit(7, 20_000, merged=0, phase="drain"),)
-    report = build_report(RECORD, "s", look(seen((beat(),)), head=recent[-1], recent=recent, pace=5.0), "here")
+    report = build_report(RUN, "s", Scene(look(seen((beat(),)), head=recent[-1], recent=recent, pace=5.0), CONFIG, "here"))
     assert tokens_credited(recent[-1], TABLE) == report.tokens == 500.0
     assert (report.budget, report.eta_seconds, report.parameters, report.commits) == (1000, 100.0, 40, 7)
     assert report.offers_per_commit == 2.0, "the final merges do not count"
     raised = ControlRecord(run_id=RUN, nonce="k", number=1, action="run", tokens=5000)
-    assert build_report(RECORD, "s", look(head=recent[-1], control=raised), "here").budget == 5000
+    assert build_report(RUN, "s", Scene(look(head=recent[-1], control=raised), CONFIG, "here")).budget == 5000
 
 
 def test_json_and_words(capsys: pytest.CaptureFixture[str]) -> None:
-    report = build_report(RECORD, "s", look(seen((beat(),)), head=commit(4, 8000)), "here")
+    report = build_report(RUN, "s", Scene(look(seen((beat(),)), head=commit(4, 8000)), CONFIG, "here"))
     document = json.loads(json.dumps(report.as_json()))
     assert document["schema_version"] == 1 and document["islands"][0]["name"] == "a"
     assert "demo RUNNING, 200 of 1 k tokens (20 %), commit 4" in headline(report)
