@@ -1,4 +1,4 @@
-"""What an island's agent decides about its two children: start, restart, kill, give up, leave. Pure; times are passed in."""
+"""What an agent decides about its two children: start, restart, kill, give up, leave. Pure; times are passed in."""
 
 from __future__ import annotations
 

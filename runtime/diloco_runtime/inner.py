@@ -35,8 +35,8 @@ def build_optimizer(model: torch.nn.Module, inner: InnerConfig) -> torch.optim.O
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    # On a CPU the fused step takes a fifth (3 M parameters) to a tenth of the time of the foreach one, a third of the
-    # plain loop's. On an accelerator torch chooses.
+    # On a CPU the fused step takes a fifth to a tenth of the foreach step's time and a quarter to a half of the plain
+    # loop's (7 ms for 3 million parameters). On an accelerator torch chooses.
     fused = True if all(p.device.type == "cpu" for p in parameters) else None
     if inner.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=inner.lr, fused=fused)
