@@ -55,9 +55,7 @@ class StatusReport:
         return {"schema_version": 1, **asdict(self)}
 
 
-def build_report(
-    run_id: str, store: str, scene: Scene, verdicts: Mapping[str, Verdict] | None = None
-) -> StatusReport:
+def build_report(run_id: str, store: str, scene: Scene, verdicts: Mapping[str, Verdict] | None = None) -> StatusReport:
     """Put one look into words. `verdicts`: what a supervisor in this very process decided about its islands."""
     look = scene.look
     islands = tuple(island_report(island, scene, (verdicts or {}).get(name)) for name, island in look.islands.items())

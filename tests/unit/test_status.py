@@ -169,7 +169,9 @@ def test_traffic_counts_every_learner_once_and_a_syncer_once_per_agent() -> None
 
 def test_progress_budget_pace_and_offers() -> None:
     recent = tuple(commit(n, merged=n % 3 + 1) for n in range(1, 7)) + (commit(7, 20_000, merged=0, phase="drain"),)
-    report = build_report(RUN, "s", Scene(look(seen((beat(),)), head=recent[-1], recent=recent, pace=5.0), CONFIG, "here"))
+    report = build_report(
+        RUN, "s", Scene(look(seen((beat(),)), head=recent[-1], recent=recent, pace=5.0), CONFIG, "here")
+    )
     assert tokens_credited(recent[-1], TABLE) == report.tokens == 500.0
     assert (report.budget, report.eta_seconds, report.parameters, report.commits) == (1000, 100.0, 40, 7)
     assert report.offers_per_commit == 2.0, "the final merges do not count"
