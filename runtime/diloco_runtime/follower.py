@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
 from diloco_runtime.data_cursor import UnitClaimer
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.keys import fragment_of
 from diloco_runtime.learner_logic import smooth
-from diloco_runtime.publisher import pause_after
 from diloco_runtime.records import CommitRecord, Fragment
 from diloco_runtime.snapshot import fetch_params
 

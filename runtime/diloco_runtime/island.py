@@ -16,10 +16,10 @@ import threading
 from dataclasses import dataclass, field
 
 from diloco_runtime.agent_logic import Act, AgentLogic, Child
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.errors import DilocoError, StoreUnavailable
 from diloco_runtime.launch import Exit, Launch, Surroundings, exit_code, guarded, log, open_surroundings, parse_launch
 from diloco_runtime.processes import cpu_seconds, read_status, start_time
-from diloco_runtime.publisher import pause_after
 from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
 
 TURN = 0.1
@@ -41,12 +41,16 @@ class Children:
     launch: Launch
     agent: str
     running: dict[Child, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _cpu_before: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of lives that have ended, as last measured."""
+    _cpu_now: dict[str, float] = field(default_factory=dict)
 
     def start(self, child: Child, incarnation: int) -> None:
         """Start a child from the calling thread, with whose end (the main thread's) the child is to end."""
         for path in (self.launch.learner_status(), self.launch.syncer_status()):
             if path.name.startswith(child):
                 path.unlink(missing_ok=True)
+        self._cpu_before[child] = self._cpu_before.get(child, 0.0) + self._cpu_now.pop(child, 0.0)
         command = [sys.executable, "-m", _MODULES[child], *self.launch.arguments(incarnation, self.agent)]
         environment = {**os.environ, "DILOCO_AGENT_PID": str(os.getpid())}
         self.running[child] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
@@ -64,10 +68,12 @@ class Children:
             self.running[child].send_signal(number)
 
     def cpu(self) -> dict[str, float]:
-        """Return CPU seconds so far of the agent and its children's present lives."""
-        found = {"agent": cpu_seconds(os.getpid())}
-        found.update({child: cpu_seconds(process.pid) for child, process in self.running.items()})
-        return found
+        """Return CPU seconds so far of the agent, and of learner and syncer over all their lives under it."""
+        for child, process in list(self.running.items()):
+            # A process that has just ended shows 0: keep what was measured last.
+            self._cpu_now[child] = max(self._cpu_now.get(child, 0.0), cpu_seconds(process.pid))
+        found = {child: self._cpu_before.get(child, 0.0) + now for child, now in self._cpu_now.items()}
+        return {"agent": cpu_seconds(os.getpid()), **found}
 
 
 class Agent:

@@ -12,6 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock, SystemClock, SystemNonces
 from diloco_runtime.config import RunConfig
@@ -23,7 +24,6 @@ from diloco_runtime.errors import (
     RunMismatch,
     StoreUnavailable,
 )
-from diloco_runtime.publisher import pause_after
 from diloco_runtime.store import open_store
 from diloco_runtime.store_counting import CountingStore
 

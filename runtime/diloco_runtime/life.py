@@ -16,12 +16,13 @@ from diloco_runtime.clock import Clock
 from diloco_runtime.data_cursor import DataCursor, UnitClaimer
 from diloco_runtime.follower import Follower
 from diloco_runtime.fragments import check_table, read_fragment, trained_parameters
+from diloco_runtime.history import read_table
 from diloco_runtime.learner import Learner, Life
 from diloco_runtime.learner_logic import LearnerLogic
 from diloco_runtime.merging import initialise
 from diloco_runtime.publisher import Publisher
 from diloco_runtime.records import CommitRecord, LearnerStatus
-from diloco_runtime.snapshot import load_state, read_table
+from diloco_runtime.snapshot import load_state
 from diloco_runtime.task import Task
 
 

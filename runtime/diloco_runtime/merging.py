@@ -15,10 +15,11 @@ from diloco_runtime.clock import Clock
 from diloco_runtime.codec import decode_fragment, encode_fragment
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import CorruptObject, MissingPayload
+from diloco_runtime.history import read_version
 from diloco_runtime.keys import fragment_of, version_before
 from diloco_runtime.outer import merge, merge_weights, outer_step
 from diloco_runtime.records import CommitRecord, Fragment, OfferEntry, OfferRecord, PayloadRef
-from diloco_runtime.snapshot import fetch_params, read_version
+from diloco_runtime.snapshot import fetch_params
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import safetensors.torch
 import torch
 
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
 from diloco_runtime.codec import encode_fragment
@@ -227,15 +228,6 @@ class Publisher:
     def _measure(self, size: int, seconds: float) -> None:
         if seconds > 0.0:
             self.bandwidth = smooth(self.bandwidth, size / seconds)
-
-
-PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
-"""Seconds between tries while the store does not answer; the last one repeats."""
-
-
-def pause_after(failures: int) -> float:
-    """Return the back-off after so many failures in a row, in seconds."""
-    return PAUSES[min(failures, len(PAUSES)) - 1]
 
 
 def run_publisher(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:

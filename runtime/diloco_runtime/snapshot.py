@@ -8,32 +8,12 @@ from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.codec import decode_fragment
 from diloco_runtime.errors import ConfigError, CorruptObject, MissingPayload
 from diloco_runtime.fragments import assemble
+from diloco_runtime.history import params_ref, read_table, read_version, read_version_any
 from diloco_runtime.keys import version_at
-from diloco_runtime.records import CommitRecord, Fragment, PayloadRef
+from diloco_runtime.records import CommitRecord, Fragment
 
 READ_ATTEMPTS = 8
 """How often a reader of the newest state starts again because the run moved on and collected what it was reading."""
-
-
-def read_table(board: Blackboard) -> tuple[Fragment, ...] | None:
-    """Return the run's fragment table from `log/0`, or None when no island has initialised the run yet."""
-    first = board.read_commit(0)
-    return None if first is None else first.fragments
-
-
-def params_ref(commit: CommitRecord, fragment: int) -> PayloadRef:
-    """Return where a commit (or the initialisation) keeps the parameters of a fragment."""
-    return commit.params[fragment] if commit.seq == 0 else commit.params[0]
-
-
-def read_version(board: Blackboard, fragment: int, version: int) -> CommitRecord:
-    """Return the commit that made `version` of `fragment`; raise `CorruptObject` when the log has a hole there."""
-    commit = board.read_commit(version)
-    if commit is None:
-        raise CorruptObject(f"{board.keys.log(version)} is missing from the log")
-    if version > 0 and commit.fragment != fragment:
-        raise CorruptObject(f"{board.keys.log(version)} merges fragment {commit.fragment}, not {fragment}")
-    return commit
 
 
 def fetch_params(
@@ -67,14 +47,6 @@ def load_state(board: Blackboard, seq: int | None = None) -> tuple[CommitRecord,
             if attempt == READ_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
-
-
-def read_version_any(board: Blackboard, seq: int) -> CommitRecord:
-    """Return commit `seq`, whatever it merges; raise `CorruptObject` when it is missing."""
-    commit = board.read_commit(seq)
-    if commit is None:
-        raise CorruptObject(f"{board.keys.log(seq)} is missing from the log")
-    return commit
 
 
 def _read_position(board: Blackboard, commit: CommitRecord) -> dict[str, torch.Tensor]:

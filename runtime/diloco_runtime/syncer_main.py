@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
+from diloco_runtime.history import read_table
 from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open_surroundings, parse_launch, patiently
 from diloco_runtime.processes import die_with_parent, read_status, spare_cpu, write_status
-from diloco_runtime.publisher import pause_after
 from diloco_runtime.records import LearnerStatus, SyncerStatus
-from diloco_runtime.snapshot import read_table
 from diloco_runtime.syncer import Syncer, SyncerLife
 
 LEAVE_SECONDS = 10.0

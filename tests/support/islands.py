@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 import greenlet
 import torch
 
+from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.follower import run_follower
 from diloco_runtime.fragments import table_of
+from diloco_runtime.history import read_table
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
-from diloco_runtime.publisher import pause_after, run_publisher
+from diloco_runtime.publisher import run_publisher
 from diloco_runtime.records import (
     ClaimRecord,
     CommitRecord,
@@ -26,7 +28,6 @@ from diloco_runtime.records import (
     SupervisorRecord,
     SyncerStatus,
 )
-from diloco_runtime.snapshot import read_table
 from diloco_runtime.store_memory import MemoryStore
 from diloco_runtime.syncer import Syncer, SyncerLife
 from diloco_runtime.task import Task
