@@ -61,6 +61,11 @@ class Follower:
             self._ready.clear()
         return found
 
+    def has_ready(self) -> bool:
+        """Tell whether there is something to adopt now."""
+        with self._lock:
+            return bool(self._ready)
+
     def pending(self) -> bool:
         """Tell whether commits are known that have not been handed to the learner."""
         with self._lock:

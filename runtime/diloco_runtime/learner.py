@@ -123,7 +123,7 @@ class Learner:
         self._follower.news.clear()
         started = self._clock.monotonic()
         self._update(state)
-        if not self._follower.pending():
+        if not self._follower.has_ready():
             self._follower.news.wait(IDLE_WAIT)
         waited = self._clock.monotonic() - started
         self._step_ended = None

@@ -155,3 +155,8 @@ class Peers:
         """Return the largest number of open merges that any living learner allows."""
         beats = [p.heartbeat for n, p in self.islands.items() if p.heartbeat is not None and not self.failed(n)]
         return max((beat.learner.in_flight for beat in beats), default=1)
+
+    def step_seconds(self) -> float | None:
+        """Return the shortest inner step that any living learner reports, None while none does."""
+        beats = [p.heartbeat for n, p in self.islands.items() if p.heartbeat is not None and not self.failed(n)]
+        return min((b.learner.step_seconds for b in beats if b.learner.step_seconds), default=None)

@@ -15,6 +15,9 @@ from diloco_runtime.learner_logic import smooth
 GRACE_FACTOR = 1.5
 """Grace over the moving average of first-to-last arrival."""
 
+UNKNOWN_PERIOD = 4.0
+"""Fragment period in seconds that is assumed before anybody has reported one: the first merges wait rather long."""
+
 MISSED_FACTOR = 1.5
 """An island that was expected and missed the window would have come later than its end: the average moves towards
 this multiple of the window, or a window once too short would stay so for ever (nobody late is ever measured)."""
@@ -45,12 +48,18 @@ class QuorumPolicy:
         self._drain_timeout = drain_timeout
         self._spread: float | None = None
         self._period: float | None = None
+        self._fastest: float | None = None
         self._last_opened: float | None = None
 
     @property
     def period(self) -> float | None:
-        """Moving average of the time between two merges being opened, seconds."""
-        return self._period
+        """The fragment period in seconds: what the fastest learner reports, or how often merges are opened."""
+        known = [seconds for seconds in (self._period, self._fastest) if seconds is not None]
+        return max(known) if known else None
+
+    def on_fastest(self, seconds: float | None) -> None:
+        """The fastest learner needs so long for one fragment period, as far as anybody has said."""
+        self._fastest = seconds
 
     def on_opened(self, now: float) -> None:
         """A merge was seen to be open for the first time."""
@@ -60,7 +69,7 @@ class QuorumPolicy:
 
     def window(self, in_flight: int) -> float:
         """Return the grace window in seconds: within [min_grace, half of in_flight x fragment period]."""
-        cap = max(self._min_grace, 0.5 * in_flight * (self._period or 0.0))
+        cap = max(self._min_grace, 0.5 * in_flight * (self.period or UNKNOWN_PERIOD))
         wanted = cap if self._spread is None else GRACE_FACTOR * self._spread
         return min(cap, max(self._min_grace, wanted))
 

@@ -148,6 +148,9 @@ class Syncer:
         if self._peers_looked is not None and now - self._peers_looked < period:
             return
         self._reader.look()
+        step = self._peers.step_seconds()
+        sync = self._life.config.sync
+        self._policy.on_fastest(None if step is None else step * sync.sync_every / sync.fragments)
         self._control = self._board.newest_control()
         self._duty.look_for_better(self._peers.syncers())
         self._peers_looked = now

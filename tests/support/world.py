@@ -28,6 +28,8 @@ class World:
         self.now = 0.0
         self.random = random.Random(seed)
         self._queue: list[tuple[float, int, greenlet.greenlet]] = []
+        self._due: dict[greenlet.greenlet, int] = {}
+        """Per process the number of its valid queue entry: an earlier wake-up makes the older entry stale."""
         self._order = itertools.count()
         self._hub = greenlet.getcurrent()
         self._frozen: dict[greenlet.greenlet, list[float]] = {}
@@ -45,14 +47,24 @@ class World:
                 self.failures.append(error)
 
         process = greenlet.greenlet(guard, parent=self._hub)
-        heapq.heappush(self._queue, (self.now, next(self._order), process))
+        self._push(self.now, process)
         return process
+
+    def _push(self, at: float, process: greenlet.greenlet) -> None:
+        number = next(self._order)
+        self._due[process] = number
+        heapq.heappush(self._queue, (at, number, process))
+
+    def wake(self, process: greenlet.greenlet) -> None:
+        """End the wait of a process now."""
+        if process in self._due:
+            self._push(self.now, process)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass for the calling process."""
         process = greenlet.getcurrent()
         assert process is not self._hub, "only processes of the world wait"
-        heapq.heappush(self._queue, (self.now + max(0.0, seconds), next(self._order), process))
+        self._push(self.now + max(0.0, seconds), process)
         self._hub.switch()
 
     def freeze(self, process: greenlet.greenlet) -> None:
@@ -61,25 +73,28 @@ class World:
 
     def thaw(self, process: greenlet.greenlet) -> None:
         """SIGCONT."""
-        for _ in self._frozen.pop(process, []):
-            heapq.heappush(self._queue, (self.now, next(self._order), process))
+        if self._frozen.pop(process, None):
+            self._push(self.now, process)
 
     def kill(self, process: greenlet.greenlet) -> None:
         """SIGKILL at the point where the process waits now."""
         self._frozen.pop(process, None)
-        self._queue = [item for item in self._queue if item[2] is not process]
-        heapq.heapify(self._queue)
+        self._due.pop(process, None)
         if not process.dead:
             process.throw(Killed)
 
     def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run until a time, until `done`, or until nobody is left; raise the first failure of a process."""
         while self._queue and not done():
-            at, _, process = self._queue[0]
+            at, number, process = self._queue[0]
+            if self._due.get(process) != number:
+                heapq.heappop(self._queue)
+                continue
             if at > until:
                 self.now = until
                 break
             heapq.heappop(self._queue)
+            del self._due[process]
             self.now = max(self.now, at)
             if process in self._frozen:
                 self._frozen[process].append(at)
@@ -109,16 +124,18 @@ class WorldClock:
 
 
 class WorldSignal:
-    """An event that a process waits for in small steps of virtual time."""
-
-    STEP = 0.01
+    """An event: whoever waits for it is woken when it is set, or when its time is up."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._set = False
+        self._waiting: list[greenlet.greenlet] = []
 
     def set(self) -> None:
         self._set = True
+        for process in self._waiting:
+            self._world.wake(process)
+        self._waiting.clear()
 
     def clear(self) -> None:
         self._set = False
@@ -127,9 +144,12 @@ class WorldSignal:
         return self._set
 
     def wait(self, timeout: float | None = None) -> bool:
-        end = self._world.now + (timeout if timeout is not None else float("inf"))
-        while not self._set and self._world.now < end:
-            self._world.sleep(min(self.STEP, end - self._world.now))
+        if not self._set:
+            process = greenlet.getcurrent()
+            self._waiting.append(process)
+            self._world.sleep(timeout if timeout is not None else float("inf"))
+            if process in self._waiting:
+                self._waiting.remove(process)
         return self._set
 
 
