@@ -178,6 +178,8 @@ class Learner:
             self._publisher.call(seq)
             self._logic.on_called(seq)
         early = self._logic.early_steps(self._publisher.publish_seconds, self._step_seconds)
+        if self._publisher.offers_waiting():
+            early = 0.0  # one upload at a time: a snapshot that waits in the outbox only grows old
         self._offer(self._logic.offers(early))
         if self._clock.monotonic() - self._checkpointed >= self._life.config.sync.checkpoint_every:
             self.checkpoint()

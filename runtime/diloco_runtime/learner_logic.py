@@ -219,9 +219,10 @@ class LearnerLogic:
 
     def _early(self, seq: int, early_steps: float) -> bool:
         """One that nobody called yet, but whose upload would come too late if it started at the call."""
-        if early_steps <= 0.0 or self.phase != "run" or self._sync.pace != "fastest" or seq != self.called + 1:
+        if early_steps <= 0.0 or self.phase != "run" or self._sync.pace != "fastest" or seq <= self.called:
             return False
-        return seq == self._due_seq and self.step + early_steps >= self._due_at
+        expected = self._due_at + (seq - self._due_seq) * self._period
+        return seq >= self._due_seq and self.step + early_steps >= expected
 
     def last_offers(self) -> list[Offer]:
         """Return every offer that can still be made by a learner that is about to leave (SIGTERM)."""

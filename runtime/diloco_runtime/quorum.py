@@ -15,6 +15,9 @@ from diloco_runtime.learner_logic import smooth
 GRACE_FACTOR = 1.5
 """Grace over the moving average of first-to-last arrival."""
 
+RISE, FALL = 0.5, 0.05
+"""Weights of the newest first-to-last arrival in its moving average when it is longer and when it is shorter."""
+
 UNKNOWN_PERIOD = 4.0
 """Fragment period in seconds that is assumed before anybody has reported one: the first merges wait rather long."""
 
@@ -81,7 +84,13 @@ class QuorumPolicy:
         spread = max(0.0, max(merge.arrivals.values()) - base)
         if merge.training - merge.arrivals.keys() - merge.refused:
             spread = max(spread, MISSED_FACTOR * self.window(in_flight))
-        self._spread = smooth(self._spread, spread)
+        self._spread = spread if self._spread is None else self._towards(self._spread, spread)
+
+    @staticmethod
+    def _towards(average: float, spread: float) -> float:
+        """Follow longer spreads fast and shorter ones slowly: an island with long steps comes at once in one merge and
+        a whole step late in the next, and the plain mean of the two would miss it every other time."""
+        return average + (RISE if spread > average else FALL) * (spread - average)
 
     def decide(self, merge: OpenMerge, now: float, in_flight: int) -> Literal["commit", "wait"]:
         """Return whether an open merge of the running phase is to be committed now."""

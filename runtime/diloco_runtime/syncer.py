@@ -82,8 +82,8 @@ class Syncer:
 
     @property
     def ended(self) -> bool:
-        """Tell whether the run is over: final, and nobody reopened it."""
-        return self._head.phase == "final" and not self._reopened()
+        """Tell whether the run is over: final, and nobody reopened it (known after a first look around)."""
+        return self._peers_looked is not None and self._head.phase == "final" and not self._reopened()
 
     def _reopened(self) -> bool:
         control = self._control

@@ -16,6 +16,7 @@ from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.follower import run_follower
 from diloco_runtime.fragments import table_of
 from diloco_runtime.history import read_table
+from diloco_runtime.launch import patiently
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
 from diloco_runtime.publisher import run_publisher
@@ -28,10 +29,9 @@ from diloco_runtime.records import (
     SupervisorRecord,
     SyncerStatus,
 )
-from diloco_runtime.store_memory import MemoryStore
 from diloco_runtime.syncer import Syncer, SyncerLife
 from diloco_runtime.task import Task
-from tests.support.world import LatentStore, World, WorldClock, WorldNonces
+from tests.support.world import DictStore, LatentStore, World, WorldClock, WorldNonces
 
 RUN_ID = "00000000feedbeef"
 
@@ -70,6 +70,8 @@ class Island:
     syncer: Syncer | None = None
     processes: dict[str, greenlet.greenlet] = field(default_factory=dict)
     incarnation: int = 0
+    task: Task | None = None
+    """Task of the learner's present life."""
 
     def board(self) -> Blackboard:
         return Blackboard(self.store, RUN_ID, WorldClock(self.world), WorldNonces(self.world))
@@ -88,16 +90,14 @@ class Island:
 
     def _agent(self) -> None:
         board, clock = self.board(), WorldClock(self.world)
-        newest = board.newest_claim(self.name)
+        newest = patiently(clock, lambda: False, lambda: board.newest_claim(self.name))
         self.incarnation = 1 if newest is None else newest.incarnation + 1
         agent = board.new_nonce()
-        board.create(
-            board.keys.claim(self.name, self.incarnation),
-            ClaimRecord(
-                run_id=RUN_ID, nonce=board.new_nonce(), island=self.name, incarnation=self.incarnation, agent=agent,
-                host="h", pid=1, started=0.0, claimed_wall=0.0,
-            ),
+        claim = ClaimRecord(
+            run_id=RUN_ID, nonce=board.new_nonce(), island=self.name, incarnation=self.incarnation, agent=agent,
+            host="h", pid=1, started=0.0, claimed_wall=0.0,
         )  # fmt: skip
+        patiently(clock, lambda: False, lambda: board.create(board.keys.claim(self.name, self.incarnation), claim))
         self.start_learner()
         if self.syncs:
             self.processes["syncer"] = self.world.spawn(self._syncer)
@@ -121,7 +121,8 @@ class Island:
 
     def _learner(self) -> None:
         clock = WorldClock(self.world)
-        task = TimedTask(self.build(), self.world, lambda: self.step_seconds)
+        self.task = self.build()
+        task = TimedTask(self.task, self.world, lambda: self.step_seconds)
         table = table_of(task.model, self.config.sync.fragments)
         size = self.batch_size or self.config.inner.batch_size
         life = Life(self.config, self.name, self.incarnation, size, table)
@@ -129,7 +130,7 @@ class Island:
         def report(status: LearnerStatus) -> None:
             self.learner_status = status
 
-        engine = Birth(life, self.board(), clock, task, report).begin()
+        engine = patiently(clock, lambda: False, Birth(life, self.board(), clock, task, report).begin)
         if engine is None:
             return
         self.engine = engine
@@ -146,8 +147,8 @@ class Island:
         table = None
         while table is None:
             clock.sleep(0.2)
-            table = read_table(board)
-        head = board.head()
+            table = patiently(clock, lambda: False, lambda: read_table(board))
+        head = patiently(clock, lambda: False, board.head)
         assert head is not None
         life = SyncerLife(self.config, table, self.name, self.incarnation)
 
@@ -171,11 +172,11 @@ class Archipelago:
     world: World
     config: RunConfig
     islands: dict[str, Island]
-    folder: str
+    store: DictStore
 
     def observer(self) -> Blackboard:
         """Return a blackboard without latency, for looking from outside."""
-        return Blackboard(MemoryStore(self.folder), RUN_ID, WorldClock(self.world), WorldNonces(self.world))
+        return Blackboard(self.store, RUN_ID, WorldClock(self.world), WorldNonces(self.world))
 
     def log(self) -> list[CommitRecord]:
         """Return the whole log."""
@@ -208,14 +209,13 @@ def archipelago(
 ) -> Archipelago:
     """Make a run with one island per entry of `step_seconds`; nothing is started."""
     world = World(seed)
-    folder = f"world-{id(world)}"
-    store = MemoryStore(folder)
+    store = DictStore("world://run")
     names = tuple(step_seconds)
     islands = {
         name: Island(world, LatentStore(store, world, latency, bandwidth), config, name, build, seconds)
         for name, seconds in step_seconds.items()
     }
-    found = Archipelago(world, config, islands, folder)
+    found = Archipelago(world, config, islands, store)
     board = found.observer()
     board.create_run(
         RunRecord(

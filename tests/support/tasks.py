@@ -47,3 +47,14 @@ class LinearTask:
         x = torch.randn(512, self._width, generator=generator)
         with torch.no_grad():
             return float(self.loss((x, x @ self._truth)))
+
+
+class ConstantGradientTask(LinearTask):
+    """A loss that is linear in the parameters: the gradient is the same for every sample, everywhere."""
+
+    def loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros(())
+        for index, parameter in enumerate(self.model.parameters()):
+            slopes = torch.arange(1, parameter.numel() + 1, dtype=torch.float32).reshape(parameter.shape)
+            total = total + (parameter * torch.sin(slopes + index)).sum()
+        return total

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import greenlet
 
-from diloco_runtime.store import Names, ObjectStore
+from diloco_runtime.errors import StoreUnavailable
+from diloco_runtime.store import AlreadyExists, Names, ObjectStore
 
 
 class Killed(greenlet.GreenletExit):
@@ -33,6 +34,7 @@ class World:
         self._order = itertools.count()
         self._hub = greenlet.getcurrent()
         self._frozen: dict[greenlet.greenlet, list[float]] = {}
+        self._doomed: list[greenlet.greenlet] = []
         self.failures: list[BaseException] = []
 
     def spawn(self, body: Callable[[], object]) -> greenlet.greenlet:
@@ -80,8 +82,16 @@ class World:
         """SIGKILL at the point where the process waits now."""
         self._frozen.pop(process, None)
         self._due.pop(process, None)
-        if not process.dead:
-            process.throw(Killed)
+        self._doomed.append(process)
+        if greenlet.getcurrent() is self._hub:
+            self._bury()
+
+    def _bury(self) -> None:
+        """Unwind killed processes; only from the hub, to which a process returns when it dies."""
+        while self._doomed:
+            process = self._doomed.pop()
+            if not process.dead:
+                process.throw(Killed)
 
     def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run until a time, until `done`, or until nobody is left; raise the first failure of a process."""
@@ -100,6 +110,7 @@ class World:
                 self._frozen[process].append(at)
             elif not process.dead:
                 process.switch()
+            self._bury()
             if self.failures:
                 raise self.failures[0]
 
@@ -163,6 +174,51 @@ class WorldNonces:
         return f"{self._world.random.getrandbits(64):016x}"
 
 
+class DictStore:
+    """A store in a dictionary: atomic because one process of the world runs at a time, listed by folder."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._objects: dict[str, bytes] = {}
+        self._folders: dict[str, set[str]] = {}
+
+    @staticmethod
+    def _above(key: str) -> list[str]:
+        parts = key.split("/")
+        return ["/".join(parts[:depth]) + "/" for depth in range(1, len(parts))]
+
+    def get(self, key: str) -> bytes | None:
+        return self._objects.get(key)
+
+    def create(self, key: str, data: bytes) -> None:
+        if key in self._objects:
+            raise AlreadyExists(key)
+        self.put(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._objects[key] = data
+        for folder in self._above(key):
+            self._folders.setdefault(folder, set()).add(key)
+
+    def list(self, prefix: str) -> Names:
+        return sorted(self._folders.get(prefix, ()) if prefix else self._objects)
+
+    def list_folders(self, prefix: str) -> Names:
+        below = (key[len(prefix) :] for key in self.list(prefix))
+        return sorted({name.partition("/")[0] for name in below if "/" in name})
+
+    def delete(self, key: str) -> None:
+        if self._objects.pop(key, None) is not None:
+            for folder in self._above(key):
+                self._folders[folder].discard(key)
+
+    def delete_tree(self, prefix: str) -> int:
+        keys = self.list(prefix)
+        for key in keys:
+            self.delete(key)
+        return len(keys)
+
+
 class LatentStore:
     """A store seen from an island: each operation takes a round trip plus its bytes over the island's bandwidth."""
 
@@ -172,42 +228,52 @@ class LatentStore:
         self._world = world
         self.latency = latency
         self.bandwidth = bandwidth
+        self.broken = False
+        self.lost_answers = 0.0
+        """Share of the operations that take effect but whose answer never arrives."""
 
     def _travel(self, size: int) -> None:
         self._world.sleep(self.latency / 2 + size / self.bandwidth)
+        if self.broken:
+            raise StoreUnavailable(f"{self.url} does not answer")
+
+    def _answer(self, size: int) -> None:
+        self._travel(size)
+        if self.lost_answers and self._world.random.random() < self.lost_answers:
+            raise StoreUnavailable(f"the answer of {self.url} was lost")
 
     def get(self, key: str) -> bytes | None:
         self._travel(0)
         data = self._inner.get(key)
-        self._travel(len(data or b""))
+        self._answer(len(data or b""))
         return data
 
     def create(self, key: str, data: bytes) -> None:
         self._travel(len(data))
         self._inner.create(key, data)
-        self._travel(0)
+        self._answer(0)
 
     def put(self, key: str, data: bytes) -> None:
         self._travel(len(data))
         self._inner.put(key, data)
-        self._travel(0)
+        self._answer(0)
 
     def list(self, prefix: str) -> Names:
         self._travel(0)
         keys = self._inner.list(prefix)
-        self._travel(0)
+        self._answer(0)
         return keys
 
     def list_folders(self, prefix: str) -> Names:
         self._travel(0)
         names = self._inner.list_folders(prefix)
-        self._travel(0)
+        self._answer(0)
         return names
 
     def delete(self, key: str) -> None:
         self._travel(0)
         self._inner.delete(key)
-        self._travel(0)
+        self._answer(0)
 
     def delete_tree(self, prefix: str) -> int:
         self._travel(0)
