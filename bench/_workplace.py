@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ NO_END = 10**12
 @contextmanager
 def workplace() -> Iterator[Path]:
     """Yield a temporary folder that islands started here use for all their state; it vanishes at the end."""
+    # Also when told to end: leave through every `finally`.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="diloco-bench-") as name:
         folder = Path(name).resolve()
         os.environ["DILOCO_HOME"] = str(folder / "home")

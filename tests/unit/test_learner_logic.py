@@ -127,17 +127,27 @@ def test_the_window_of_offers_ends_p_merges_beyond_the_head() -> None:
     assert [(o.seq, o.anchor) for o in logic.offers()] == [(5, 2), (6, 3), (7, 4)]
 
 
-def test_a_slow_uplink_starts_early_and_only_with_the_next_merge() -> None:
+def test_a_slow_uplink_starts_early() -> None:
+    """Period 10: merge 1 is expected at step 10, merge 2 at 20, merge 3 at 30, and a fourth has no anchor yet."""
     logic = learner(3, sync_every=30)
     steps(logic, 5)
-    assert logic.offers(early_steps=4.9) == []
-    assert [o.seq for o in logic.offers(early_steps=5.0)] == [1]
-    assert [o.seq for o in logic.offers(early_steps=100.0)] == [1]
+    for early, expected in [(4.9, []), (5.0, [1]), (14.9, [1]), (15.0, [1, 2]), (25.0, [1, 2, 3]), (1e6, [1, 2, 3])]:
+        assert [offer.seq for offer in logic.offers(early)] == expected
     assert make(logic, logic.offers(5.0)) == [1]
     steps(logic, 4)
     assert logic.call() is None
     logic.on_step(8)
     assert logic.call() == 1, "an early offer does not silence its call"
+    logic.on_called(1)
+    assert [offer.seq for offer in logic.offers(9.9)] == []
+    assert [offer.seq for offer in logic.offers(10.0)] == [2]
+
+
+def test_nothing_is_offered_early_once_the_run_drains() -> None:
+    logic = learner(1, sync_every=4)
+    steps(logic, 2)
+    logic.on_commit(commit(1, 1, phase="drain", drain_left=1))
+    assert logic.offers(early_steps=100.0) == []
 
 
 def test_early_means_slower_than_half_a_period() -> None:
@@ -193,8 +203,9 @@ def test_no_overlap_is_a_barrier() -> None:
 
 
 def test_a_run_that_drains_holds_nobody_at_a_barrier() -> None:
-    logic = learner(2, sync_every=2, overlap_steps=0, pace="each")
-    turn(logic)
-    assert logic.must_wait()
+    logic = learner(2, sync_every=2, overlap_steps=0)
+    logic.on_step(8)
+    logic.on_called(2)
+    assert make(logic, logic.offers()) == [1, 2] and logic.must_wait()
     logic.on_commit(commit(1, 2, phase="drain", drain_left=2))
-    assert not logic.must_wait()
+    assert logic.outstanding(1) == "n2" and not logic.must_wait()

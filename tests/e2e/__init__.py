@@ -1,0 +1,1 @@
+"""Whole runs through the real command."""
