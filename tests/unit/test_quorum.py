@@ -89,6 +89,12 @@ def test_late_ones_are_waited_for_until_the_window_is_over() -> None:
     assert made.decide(merge({**arrivals, "tokyo": 104.0}), 104.9, in_flight=1) == "wait"
 
 
+def test_while_nobody_is_known_to_train_a_first_offer_waits_for_the_window() -> None:
+    made = policy()
+    assert made.decide(merge({"iowa": 101.0}, training=frozenset()), 104.9, in_flight=1) == "wait"
+    assert made.decide(merge({"iowa": 101.0}, training=frozenset()), 105.0, in_flight=1) == "commit"
+
+
 def test_grace_runs_from_the_opening_for_those_who_offered_before() -> None:
     made = policy()
     assert made.decide(merge({"iowa": 50.0}), 103.9, in_flight=1) == "wait"
