@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,16 +88,14 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 @contextmanager
 def killed_at_the_end(group: int) -> Iterator[None]:
     """Kill a process group that was started here, frozen or not, and wait until all of it is gone."""
-    members = [psutil.Process(group)]
+    leader = psutil.Process(group)
     try:
         yield
-        members += members[0].children(recursive=True)
     finally:
-        try:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            members = [leader, *leader.children(recursive=True)]
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        psutil.wait_procs(members, timeout=10.0)
+            psutil.wait_procs(members, timeout=10.0)
 
 
 @contextmanager
@@ -157,4 +155,3 @@ def plain(spec: Spec, cores: set[int]) -> Iterator[Contestant]:
     with killed_at_the_end(process.pid):
         wait_for("the plain learner's first steps", lambda: steps()[0] > 2, START_SECONDS)
         yield Contestant(process.pid, steps, lambda: {"inner steps": process_seconds(process.pid)})
-        process.poll()

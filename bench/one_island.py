@@ -112,10 +112,9 @@ def main() -> int:
         lines.add("training", **vars(done))
     headers = ("islands", "token budget", "inner steps", "offers / commit", "held-out loss", "seconds")
     print_table("The global model at the end, held-out loss in nats per byte", headers, rows)
-    print(
-        f"\nthe three together end {one.loss - three.loss:+.4f} below the one alone ({three.loss / one.loss:.3f} of it)"
-    )
-    lines.add("three_over_one", ratio=three.loss / one.loss, difference=three.loss - one.loss)
+    ratio = three.loss / one.loss
+    print(f"\nthe three together end at {ratio:.3f} of the loss of the one alone ({three.loss - one.loss:+.4f} nats)")
+    lines.add("three_over_one", ratio=ratio, difference=three.loss - one.loss)
     lines.finish()
     return 0 if three.loss < one.loss else 1
 
