@@ -117,7 +117,9 @@ def island_report(island: IslandLook, scene: Scene, verdict: Verdict | None) -> 
         bytes_down=sent.bytes_down,
         requests=sent.requests,
         cpu_seconds=dict(beat.cpu_seconds),
-        problems=tuple(problem for problem in (learner.problem, beat.syncer.problem) if problem),
+        problems=tuple(
+            problem for problem in (learner.problem, beat.syncer.problem, _syncer_stillness(beat)) if problem
+        ),
     )
 
 
@@ -132,13 +134,20 @@ def judge(island: IslandLook, scene: Scene) -> Verdict:
     other_life = process.pid is not None and beat is not None and beat.pid != process.pid
     if beat is None or other_life or "starting" in (beat.state, beat.learner.state):
         return State.STARTING, ""
-    age, learner_age = scene.age(island.moved), scene.age(island.learner_moved)
+    age = scene.age(island.moved)
+    # The agent has watched its learner for longer than somebody who looks only once.
+    learner_age = max(scene.age(island.learner_moved) or 0.0, beat.still.get("learner", 0.0))
     if age is not None and age >= scene.stale_after:
         return State.STALE, f"no progress for {age:.0f} s"
     slow = max(scene.stale_after, LEARNER_PATIENCE, SLOW_STEPS * (beat.learner.step_seconds or 0.0))
-    if learner_age is not None and learner_age >= slow and trains(beat):
+    if learner_age >= slow and trains(beat):
         return State.STALE, f"its learner made no progress for {learner_age:.0f} s"
     return State.RUNNING, "" if age is not None else "age unknown"
+
+
+def _syncer_stillness(beat: HeartbeatRecord) -> str:
+    still = beat.still.get("syncer", 0.0)
+    return f"its syncer made no progress for {still:.0f} s" if still >= LEARNER_PATIENCE else ""
 
 
 def _judge_absent(island: IslandLook, scene: Scene) -> Verdict:

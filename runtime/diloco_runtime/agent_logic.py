@@ -114,6 +114,10 @@ class AgentLogic:
         if ticks != state.ticks:
             state.ticks, state.ticked = ticks, now
 
+    def still(self, now: float) -> dict[str, float]:
+        """Return for how many seconds the main loop of each child that is there has not turned."""
+        return {child: now - state.ticked for child, state in self._children.items() if state.running}
+
     # ---- decisions ----------------------------------------------------------------------------------------------
 
     def decide(self, now: float, step_seconds: float | None) -> list[Act]:

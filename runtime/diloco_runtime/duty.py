@@ -7,13 +7,21 @@ no commit, so that two blind syncers do not chase each other.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 
-from diloco_runtime.learner_logic import smooth
 from diloco_runtime.records import CommitRecord
 
 USUAL_FACTOR = 3.0
 """Multiple of the usual commit time before which nobody takes over."""
+
+USUAL_COMMITS = 9
+"""Commits whose median is the usual commit time: a mean would keep the first commit of a run, for which everybody
+still loads, or one that fell into an outage, and nobody would take over for minutes."""
+
+PREPARE_AT = 0.5
+"""Share of the wait after which the standby that is next makes ready: what it has to load takes seconds."""
 
 HANDOVER_FACTOR = 2.0
 """Another syncer gets the duty when its score is this many times the author's: smaller differences are noise."""
@@ -31,7 +39,7 @@ class Duty:
         self._island = island
         self._takeover_after = takeover_after
         self._successor = ""
-        self._usual: float | None = None
+        self._commit_times: deque[float] = deque(maxlen=USUAL_COMMITS)
         self._mergeable_since: float | None = None
         self._took_over = False
         self._fruitless = 0
@@ -42,10 +50,11 @@ class Duty:
         """This island is about to leave: the next commit names another."""
         self._leaving = True
 
-    def on_commit(self, commit: CommitRecord, now: float) -> None:
+    def on_commit(self, commit: CommitRecord) -> None:
         """A new head was seen."""
-        if self._mergeable_since is not None:
-            self._usual = smooth(self._usual, now - self._mergeable_since)
+        if commit.stages:
+            # As its author measured it: a standby looks too seldom to see any but the slow ones.
+            self._commit_times.append(sum(commit.stages.values()))
         if commit.author == self._island:
             self._fruitless = 0
         elif self._took_over:
@@ -59,10 +68,20 @@ class Duty:
         if self._mergeable_since is None:
             self._mergeable_since = now
 
+    def on_gap(self) -> None:
+        """Nothing could be seen for a while (an outage, a frozen observer): what is mergeable waits from now on."""
+        self._mergeable_since = None
+
     def takeover_wait(self, rank: int) -> float:
         """Return how long a mergeable seq must stay uncommitted before a standby of this rank (from 0) takes over."""
-        wait: float = max(self._takeover_after, USUAL_FACTOR * (self._usual or 0.0)) * (rank + 1) * 2**self._fruitless
+        usual = median(self._commit_times) if self._commit_times else 0.0
+        wait: float = max(self._takeover_after, USUAL_FACTOR * usual) * (rank + 1) * 2**self._fruitless
         return wait
+
+    def preparing(self, now: float, rank: int) -> bool:
+        """Tell whether this syncer merges or is about to: it should have loaded what merging needs."""
+        since = self._mergeable_since
+        return self.active(now, rank) or (since is not None and now - since >= PREPARE_AT * self.takeover_wait(rank))
 
     def active(self, now: float, rank: int) -> bool:
         """Tell whether this syncer is to merge now; decides on a takeover when its time has come."""

@@ -221,6 +221,7 @@ class Agent:
                 restarts=self._logic.restarts,
                 uptime=self._clock.monotonic() - self._born,
                 cpu_seconds=self._children.cpu(),
+                still=self._logic.still(self._clock.monotonic()),
                 host=claim.host,
                 pid=claim.pid,
                 started=claim.started,

@@ -167,7 +167,7 @@ class CommitRecord(Record):
     fragments: tuple[Fragment, ...] = ()
     """The fragment table; only in the initialisation."""
     stages: dict[str, float] = Field(default_factory=dict)
-    """Seconds the syncer spent per stage (wait, fetch, merge, write), for display."""
+    """Seconds the author spent per stage (wait, fetch, merge, write), on its own clock: their sum is the commit time."""
 
 
 class CallRecord(Record):
@@ -285,6 +285,8 @@ class HeartbeatRecord(Record):
     """Seconds this agent has lived, on its own clock."""
     cpu_seconds: dict[str, float] = Field(default_factory=dict)
     """CPU time of agent, learner and syncer."""
+    still: dict[str, float] = Field(default_factory=dict)
+    """Seconds for which the main loops of learner and syncer have not turned, on the agent's clock."""
     host: str
     pid: int
     started: float

@@ -68,10 +68,12 @@ class Syncer:
         quorum = sync.min_quorum if isinstance(sync.min_quorum, int) else 1_000_000
         self._policy = QuorumPolicy(quorum, sync.min_grace, sync.drain_timeout)
         self._duty = Duty(life.island, sync.takeover_after)
-        self._duty.on_commit(head, clock.monotonic())
+        self._duty.on_commit(head)
         self._peers = Peers(sync.dead_after_reads, sync.heartbeat_every)
         self._reader = PeerReader(board, clock, self._peers, life.island)
         self._peers_looked: float | None = None
+        self._seen: float | None = None
+        """When the last whole turn ended."""
         self._control: ControlRecord | None = None
         self._opened: float | None = None
         self._book: OfferBook | None = None
@@ -102,6 +104,8 @@ class Syncer:
         now = self._clock.monotonic()
         self.status = self.status.model_copy(update={"progress": self.status.progress + 1})
         wait = STANDBY_POLL
+        if self._seen is not None and now - self._seen > self._life.config.sync.takeover_after:
+            self._duty.on_gap()
         self._follow_log()
         self._look_around(now)
         if not self.ended:
@@ -110,6 +114,8 @@ class Syncer:
                 self._duty.on_mergeable(now)
             rank = self._duty.rank(self._peers.syncers())
             active = self._duty.active(now, rank)
+            if self._duty.preparing(now, rank):
+                self._prepare()
             if active:
                 wait = self._poll_seconds()
                 if mergeable:
@@ -119,6 +125,7 @@ class Syncer:
         self._report(
             self.status.model_copy(update={"head": self._head.seq, "score": self._score(), "problem": self._problem()})
         )
+        self._seen = self._clock.monotonic()
         return wait
 
     def _poll_seconds(self) -> float:
@@ -139,7 +146,7 @@ class Syncer:
     def _on_commit(self, commit: CommitRecord) -> None:
         if commit.parent != self._head.nonce:
             raise CorruptObject(f"{self._board.keys.log(commit.seq)} does not continue the log that was read so far")
-        self._duty.on_commit(commit, self._clock.monotonic())
+        self._duty.on_commit(commit)
         self._head, self._opened, self._book = commit, None, None
 
     def _look_around(self, now: float) -> None:
@@ -179,21 +186,28 @@ class Syncer:
 
     # ---- merging --------------------------------------------------------------------------------------------------
 
-    def _merge(self) -> None:
-        from diloco_runtime.merging import Merging, OfferBook
-
-        life = self._life
+    def _prepare(self) -> Merging:
+        """Load what merging needs: torch is not imported before, and takes seconds on a busy machine."""
         if self._merging is None:
+            from diloco_runtime.merging import Merging
+
+            life = self._life
             self._merging = Merging(self._board, self._clock, life.config, life.table, life.island, life.incarnation)
+        return self._merging
+
+    def _merge(self) -> None:
+        from diloco_runtime.merging import OfferBook
+
+        merging = self._prepare()
         if self._draft is None:
             if self._book is None:
                 self._book = OfferBook(self._head.seq + 1)
-            self._merging.collect(self._book)
+            merging.collect(self._book)
             now = self._clock.monotonic()
             merge = self._open_merge(self._book, now)
             if self._decide(merge, now) == "wait":
                 return
-            self._draft = self._merging.draft(self._book, self._head, self._decision(self._book, now))
+            self._draft = merging.draft(self._book, self._head, self._decision(self._book, now))
             self._policy.on_commit(merge, self._peers.in_flight())
         self._write()
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from diloco_cli import spec as specs
+from diloco_cli.exit_codes import ExitCode
 from diloco_runtime.audit import read_audit
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemClock, SystemNonces
@@ -219,7 +220,12 @@ class LiveRun:
     def wait_for_commits(self, count: int, seconds: float = 90.0) -> None:
         """Wait until the log is longer by so many commits."""
         target = self.head() + count
-        self.wait(lambda: self.head() >= target, seconds, f"commit {target}")
+        self.wait(lambda: self.head() >= target or self.failed(), seconds, f"commit {target}")
+        assert not self.failed(), self.output()
+
+    def failed(self) -> bool:
+        """Tell whether the newest `diloco train` could not even begin, so that nothing is worth waiting for."""
+        return bool(self.supervisors) and self.supervisors[-1].poll() in (ExitCode.UNEXPECTED, ExitCode.BAD_INPUT)
 
     def finish(self, supervisor: subprocess.Popen[bytes], seconds: float = 180.0) -> int:
         """Wait for the end of a `diloco train`."""

@@ -9,14 +9,15 @@ from diloco_runtime.records import CommitRecord
 from tests.support.run_records import commit
 
 
-def by(author: str, successor: str | None = None, seq: int = 1) -> CommitRecord:
-    return commit(seq, 3, author=author, successor=successor or author)
+def by(author: str, successor: str | None = None, seq: int = 1, took: float = 0.0) -> CommitRecord:
+    stages = {"wait": 0.75 * took, "write": 0.25 * took} if took else {}
+    return commit(seq, 3, author=author, successor=successor or author, stages=stages)
 
 
 def standby(takeover_after: float = 30.0, author: str = "oregon") -> Duty:
     """Return iowa's duty while another island is the author of the head."""
     duty = Duty("iowa", takeover_after)
-    duty.on_commit(by(author), now=0.0)
+    duty.on_commit(by(author))
     return duty
 
 
@@ -26,11 +27,11 @@ def standby(takeover_after: float = 30.0, author: str = "oregon") -> Duty:
 def test_the_successor_named_by_the_head_goes_on() -> None:
     duty = Duty("iowa", 30.0)
     assert not duty.active(0.0, rank=0), "nothing is known yet"
-    duty.on_commit(by("iowa"), 0.0)
+    duty.on_commit(by("iowa"))
     assert duty.active(0.0, rank=0)
-    duty.on_commit(by("iowa", successor="oregon"), 1.0)
+    duty.on_commit(by("iowa", successor="oregon"))
     assert not duty.active(1.0, rank=0)
-    duty.on_commit(by("oregon", successor="iowa"), 2.0)
+    duty.on_commit(by("oregon", successor="iowa"))
     assert duty.active(2.0, rank=0)
 
 
@@ -38,7 +39,7 @@ def test_a_syncer_that_loses_a_create_stands_down() -> None:
     duty = standby()
     duty.on_mergeable(10.0)
     assert duty.active(40.0, rank=0)
-    duty.on_commit(by("oregon", seq=2), 41.0)
+    duty.on_commit(by("oregon", seq=2))
     assert not duty.active(41.0, rank=0)
 
 
@@ -61,12 +62,37 @@ def test_a_lower_rank_waits_longer() -> None:
 
 def test_a_run_whose_commits_take_long_waits_longer() -> None:
     duty = standby(takeover_after=30.0)
-    for seq in range(2, 40):
-        duty.on_mergeable(100.0 * seq)
-        duty.on_commit(by("oregon", seq=seq), 100.0 * seq + 20.0)
+    for seq in range(2, 12):
+        duty.on_commit(by("oregon", seq=seq, took=20.0))
     assert duty.takeover_wait(0) == pytest.approx(60.0)
     duty.on_mergeable(5000.0)
     assert not duty.active(5059.0, rank=0) and duty.active(5061.0, rank=0)
+
+
+def test_one_slow_commit_makes_nobody_wait_longer() -> None:
+    duty = standby(takeover_after=3.0)
+    for seq, took in enumerate((90.0, 0.5, 0.5, 0.5, 90.0), start=2):
+        duty.on_commit(by("oregon", seq=seq, took=took))
+    assert duty.takeover_wait(0) == 3.0
+
+
+def test_what_an_observer_saw_before_a_gap_does_not_count() -> None:
+    duty = standby(takeover_after=30.0)
+    duty.on_mergeable(10.0)
+    duty.on_gap()
+    assert not duty.active(100.0, rank=0)
+    duty.on_mergeable(100.0)
+    assert not duty.active(129.0, rank=0) and duty.active(130.0, rank=0)
+
+
+def test_the_next_in_line_makes_ready_at_half_of_its_wait() -> None:
+    duty = standby(takeover_after=30.0)
+    assert not duty.preparing(1e6, rank=0), "nothing is mergeable"
+    duty.on_mergeable(1000.0)
+    assert not duty.preparing(1014.0, rank=0)
+    assert duty.preparing(1015.0, rank=0) and not duty.preparing(1015.0, rank=1)
+    duty.on_commit(by("oregon", successor="iowa"))
+    assert duty.preparing(1016.0, rank=0), "who has the duty is ready before anything is mergeable"
 
 
 def test_each_takeover_that_brings_no_commit_doubles_the_wait() -> None:
@@ -77,8 +103,8 @@ def test_each_takeover_that_brings_no_commit_doubles_the_wait() -> None:
         onlooker.on_mergeable(now)
         now += duty.takeover_wait(0)
         assert duty.active(now, rank=0)
-        duty.on_commit(by("oregon", seq=seq), now)
-        onlooker.on_commit(by("oregon", seq=seq), now)
+        duty.on_commit(by("oregon", seq=seq))
+        onlooker.on_commit(by("oregon", seq=seq))
         doublings.append(duty.takeover_wait(0) / onlooker.takeover_wait(0))
     assert doublings == [2.0**n for n in range(1, MAX_DOUBLINGS + 1)] + [2.0**MAX_DOUBLINGS] * 3
 
@@ -88,9 +114,9 @@ def test_a_commit_of_ones_own_forgets_the_fruitless_takeovers() -> None:
     for seq in (2, 3):
         duty.on_mergeable(0.0)
         assert duty.active(1e6, rank=0)
-        duty.on_commit(by("oregon", seq=seq), 0.0)
+        duty.on_commit(by("oregon", seq=seq))
     assert duty.takeover_wait(0) == 120.0
-    duty.on_commit(by("iowa", successor="oregon", seq=4), 0.0)
+    duty.on_commit(by("iowa", successor="oregon", seq=4))
     assert duty.takeover_wait(0) == 30.0
 
 
@@ -98,7 +124,7 @@ def test_commits_of_others_without_a_takeover_of_ones_own_double_nothing() -> No
     duty = standby()
     for seq in range(2, 6):
         duty.on_mergeable(0.0)
-        duty.on_commit(by("tokyo", seq=seq), 0.0)
+        duty.on_commit(by("tokyo", seq=seq))
     assert duty.takeover_wait(0) == 30.0
 
 
@@ -119,7 +145,7 @@ def test_the_best_standby_is_first_and_ties_go_by_name() -> None:
 
 def on_duty(scores: dict[str, float], looks: int) -> Duty:
     duty = Duty("iowa", 30.0)
-    duty.on_commit(by("iowa"), 0.0)
+    duty.on_commit(by("iowa"))
     for _ in range(looks):
         duty.look_for_better(scores)
     return duty
