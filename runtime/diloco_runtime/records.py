@@ -167,7 +167,7 @@ class CommitRecord(Record):
     fragments: tuple[Fragment, ...] = ()
     """The fragment table; only in the initialisation."""
     stages: dict[str, float] = Field(default_factory=dict)
-    """Seconds the author spent per stage (wait, fetch, merge, write), on its own clock: their sum is the commit time."""
+    """Seconds that the author spent per stage (wait, fetch, merge, write) on its own clock; the sum: commit time."""
 
 
 class CallRecord(Record):
