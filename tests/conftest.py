@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+# Small tensors gain nothing from a second thread, and OpenMP's threads spin against whatever else the machine does.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(autouse=True)
 def _own_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ HUNG_STEPS = 30.0
 START_LIMIT = 900.0
 """Seconds that a child may take to its first turn: imports, downloads, building a model."""
 
+END_PATIENCE = 60.0
+"""Seconds that a learner has to see the end of the run for itself after the syncer has seen it."""
+
 LOOK_GAP = 10.0
 """An agent that has not looked for so long was itself stopped: its patience starts anew."""
 
@@ -53,6 +56,7 @@ class _State:
     ticks: int = -1
     ticked: float = 0.0
     killed: bool = False
+    done_at: float = 0.0
 
 
 class AgentLogic:
@@ -85,8 +89,8 @@ class AgentLogic:
         """A child ended; `code` is negative for a signal."""
         state = self._children[child]
         state.running = False
-        if code in (Exit.DONE, Exit.LEFT) and (code == Exit.DONE or self._leaving):
-            state.done = True
+        if code == Exit.DONE or (code == Exit.LEFT and (self._leaving or self._children["syncer"].done)):
+            state.done, state.done_at = True, now
         elif code in (Exit.FENCED, Exit.RUN_GONE, Exit.CONFIG):
             self._verdict = self._verdict or (Exit(code), f"the {child} ended with exit code {code}")
         else:
@@ -99,6 +103,10 @@ class AgentLogic:
                     Exit.GAVE_UP,
                     f"the {child} ended {state.crashes} times in a row, last with {how}; see the island's log",
                 )
+
+    def on_reopened(self) -> None:
+        """The syncer sees that the run goes on after its end: a learner that has left is wanted again."""
+        self._children["learner"].done = False
 
     def on_terminate(self) -> None:
         """SIGTERM: the machine is about to be taken away, or somebody wants the island gone."""
@@ -136,10 +144,17 @@ class AgentLogic:
         for child, state in self._children.items():
             if not state.running and not state.done and now >= state.start_at:
                 acts.append(Act("start", child))
+            elif child == "learner" and state.running and self._overdue(now):
+                acts.append(Act("terminate", child))
             elif state.running and not state.killed and self._hung(child, state, now, step_seconds):
                 state.killed = True
                 acts.append(Act("kill", child, reason=f"no turn of its main loop for {now - state.ticked:.0f} s"))
         return acts
+
+    def _overdue(self, now: float) -> bool:
+        """Tell whether the learner goes on although the run is over (it was reopened and stopped again in between)."""
+        syncer = self._children["syncer"]
+        return syncer.done and now - syncer.done_at > END_PATIENCE
 
     def _hung(self, child: Child, state: _State, now: float, step_seconds: float | None) -> bool:
         limit = HUNG_AFTER

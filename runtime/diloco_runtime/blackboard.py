@@ -129,6 +129,10 @@ class Blackboard:
     def read_call(self, seq: int) -> CallRecord | None:
         return self._read(self.keys.call(seq), CallRecord)
 
+    def is_called(self, seq: int) -> bool:
+        """Tell whether a merge is called. Being there is all that a call says: one that cannot be read counts too."""
+        return self.store.get(self.keys.call(seq)) is not None
+
     def read_offer(self, seq: int, island: str, incarnation: int) -> OfferRecord | None:
         return self._read(self.keys.offer(seq, island, incarnation), OfferRecord)
 

@@ -15,7 +15,6 @@ import torch
 
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import CorruptObject, MissingPayload
-from diloco_runtime.keys import version_before
 from diloco_runtime.records import CheckpointRecord, CommitRecord, Position
 
 _RNG = "rng"
@@ -74,20 +73,28 @@ class Resume:
 def find_resume(board: Blackboard, island: str, incarnation: int, head: CommitRecord, fragments: int) -> Resume:
     """Return the newest usable checkpoint of earlier lives, and the data position from which nothing is trained twice.
 
-    The position is the later of the checkpoint's and that of the newest offer of earlier lives which is merged, or may
-    still be: without the second, samples whose effect is in the global model would be trained again.
+    The position is the latest of the checkpoint's, that of the newest merged offer, and those of offers of earlier
+    lives that may still be merged: without the others, samples whose effect is in the global model would be trained
+    again.
     """
     checkpoint, tensors = None, dict[str, torch.Tensor]()
-    for life in range(incarnation - 1, max(0, incarnation - 1 - LIVES_SEARCHED), -1):
+    lives = range(incarnation - 1, max(0, incarnation - 1 - LIVES_SEARCHED), -1)
+    for life in lives:
         found = _newest_in_life(board, island, life)
         if found is not None:
             checkpoint, tensors = found
             break
-    position = checkpoint.position if checkpoint is not None else Position()
-    since = checkpoint.log_position if checkpoint is not None else 0
-    for other in _offered_positions(board, island, incarnation, head, since, fragments):
-        position = max(position, other, key=Position.order)
-    return Resume(position, checkpoint, tensors)
+    positions = [
+        offer.data_to
+        for seq in range(head.seq + 1, head.seq + fragments + 1)
+        for life in lives
+        if (offer := board.read_offer(seq, island, life)) is not None
+    ]
+    if island in head.positions:
+        positions.append(head.positions[island])
+    if checkpoint is not None:
+        positions.append(checkpoint.position)
+    return Resume(max(positions, key=Position.order, default=Position()), checkpoint, tensors)
 
 
 def _newest_in_life(
@@ -104,26 +111,3 @@ def _newest_in_life(
             # An older complete one is better than none; the moments are a head start, not the model.
             continue
     return None
-
-
-def _offered_positions(
-    board: Blackboard, island: str, incarnation: int, head: CommitRecord, since: int, fragments: int
-) -> list[Position]:
-    """Return the data positions of earlier lives' offers: pending ones, and the newest merged ones after `since`."""
-    lives = range(max(1, incarnation - LIVES_SEARCHED), incarnation)
-    found = [
-        offer.data_to
-        for seq in range(head.seq + 1, head.seq + fragments + 1)
-        for life in lives
-        if (offer := board.read_offer(seq, island, life)) is not None
-    ]
-    commit: CommitRecord | None = head
-    stop, seen = version_before(since, fragments), False
-    while commit is not None and commit.seq > stop:
-        mine = [entry.data_to for entry in commit.merged if entry.island == island]
-        if mine and not seen:
-            # Offers to neighbouring merges may have been made in another order: look one round further, then stop.
-            stop, seen = max(stop, version_before(commit.seq, fragments)), True
-        found.extend(mine)
-        commit = board.read_commit(commit.seq - 1)
-    return found

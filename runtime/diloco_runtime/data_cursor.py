@@ -41,6 +41,7 @@ class DataCursor:
         self._lock = threading.Lock()
         self._units: deque[tuple[int, int]] = deque()
         self._position = start
+        self._recovered = False
         self._reread_at = 0
 
     @property
@@ -54,9 +55,18 @@ class DataCursor:
             return max(0, 1 + AHEAD - len(self._units))
 
     def ready(self) -> bool:
-        """Tell whether there is anything to read: false only before the first unit is claimed."""
+        """Tell whether there is anything to read: false only at the start, before the first unit is there.
+
+        A restart knows its position before it has found the rest of that unit: reading again would train what is
+        merged a second time.
+        """
         with self._lock:
-            return bool(self._units) or self._position.unit_index >= 0
+            return bool(self._units) or (self._recovered and self._position.unit_index >= 0)
+
+    def recovered(self) -> None:
+        """All units that earlier lives had claimed have been added."""
+        with self._lock:
+            self._recovered = True
 
     def claimed(self, data_pass: int, unit_index: int) -> None:
         """Add a unit of this island's; units at or before the position read so far are ignored."""
@@ -137,6 +147,11 @@ class UnitClaimer:
         self._advance()
         if standing.island == self._island:
             self._cursor.claimed(mine.data_pass, mine.unit_index)
+        elif self._next[0] == mine.data_pass:
+            # Others are ahead: looking is cheaper than losing one create after another.
+            self._next = (mine.data_pass, self._board.first_free_unit(mine.data_pass, self._next[1]))
+            if self._next[1] >= self._num_units:
+                self._next = (mine.data_pass + 1, 0)
         return True
 
     def _recover(self) -> None:
@@ -154,6 +169,7 @@ class UnitClaimer:
             data_pass, unit_index = data_pass + 1, 0
         self._next = (data_pass, free)
         self._recovered = True
+        self._cursor.recovered()
 
     def _advance(self) -> None:
         data_pass, unit_index = self._next

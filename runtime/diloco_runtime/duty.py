@@ -31,6 +31,9 @@ HANDOVER_LOOKS = 5
 
 MAX_DOUBLINGS = 6
 
+CALM_COMMITS = 20
+"""Commits of others in a row, none of them fought over, after which fruitless takeovers are forgotten."""
+
 
 class Duty:
     """Decides whether this island's syncer is the one to merge."""
@@ -43,6 +46,7 @@ class Duty:
         self._mergeable_since: float | None = None
         self._took_over = False
         self._fruitless = 0
+        self._calm = 0
         self._better: tuple[str, int] = ("", 0)
         self._leaving = False
 
@@ -58,7 +62,10 @@ class Duty:
         if commit.author == self._island:
             self._fruitless = 0
         elif self._took_over:
-            self._fruitless = min(MAX_DOUBLINGS, self._fruitless + 1)
+            self._fruitless, self._calm = min(MAX_DOUBLINGS, self._fruitless + 1), 0
+        else:
+            self._calm += 1
+            self._fruitless = 0 if self._calm >= CALM_COMMITS else self._fruitless
         self._successor = commit.successor
         self._mergeable_since = None
         self._took_over = False

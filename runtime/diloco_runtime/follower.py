@@ -74,14 +74,19 @@ class Follower:
     def follow_once(self) -> bool:
         """Look for commits, calls and data units once; return whether anything was new.
 
-        Raises `StoreUnavailable`; what was read before stays and the next call goes on from there.
+        Raises `StoreUnavailable`, `CorruptObject` or `MissingPayload` after everything else was tried: a payload that
+        cannot be read must not keep this island from claiming data. What was read before stays.
         """
-        news = self._read_log()
-        news = self._fetch() or news
-        news = self._read_calls() or news
-        news = self._claimer.claim_once() or news
+        news, failure = False, None
+        for part in (self._read_log, self._fetch, self._read_calls, self._claimer.claim_once):
+            try:
+                news = part() or news
+            except (StoreUnavailable, CorruptObject, MissingPayload) as error:
+                failure = failure or error
         if news:
             self.news.set()
+        if failure is not None:
+            raise failure
         return news
 
     def _read_log(self) -> bool:
@@ -136,7 +141,7 @@ class Follower:
         self.called = max(self.called, self._head.seq)
         news = False
         while self.called < self._head.seq + len(self._table):
-            if self._board.read_call(self.called + 1) is None:
+            if not self._board.is_called(self.called + 1):
                 break
             self.called += 1
             news = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from diloco_runtime.agent_logic import Act, AgentLogic, Child
 from diloco_runtime.backoff import pause_after
-from diloco_runtime.errors import DilocoError, StoreUnavailable
+from diloco_runtime.errors import DilocoError, Fenced, StoreUnavailable
 from diloco_runtime.launch import Exit, Launch, Surroundings, exit_code, guarded, log, open_surroundings, parse_launch
 from diloco_runtime.processes import cpu_seconds, read_status, start_time
 from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
@@ -92,6 +92,7 @@ class Agent:
         self._pending: ClaimRecord | None = None
         self._retry_at, self._failures = 0.0, 0
         self._counter = 0
+        self._beaten: float | None = None
         self._told = ""
         self._leave_by: float | None = None
         self.state, self.reason = "running", ""
@@ -123,6 +124,8 @@ class Agent:
                 self.news.set()
         if syncer is not None:
             self._logic.on_ticks("syncer", syncer.progress, now)
+            if syncer.reopened:
+                self._logic.on_reopened()
         if self._logic.leaving and self._leave_by is None:
             self._leave_by, self.state = now + LEAVE_SECONDS, "leaving"
             self.news.set()
@@ -154,6 +157,9 @@ class Agent:
         try:
             if child == "learner" or self._claim is None:
                 self._claim_next()
+        except Fenced as error:
+            self.over(Exit.FENCED, str(error))
+            return
         except StoreUnavailable as error:
             self._failures += 1
             self._retry_at = now + pause_after(self._failures)
@@ -170,6 +176,7 @@ class Agent:
         while True:
             if self._pending is None:
                 newest = self._board.newest_claim(launch.island)
+                self._check_fence(newest)
                 self._pending = ClaimRecord(
                     run_id=self._board.run_id,
                     nonce=self._board.new_nonce(),
@@ -190,6 +197,14 @@ class Agent:
                 log.info("island %s begins life %d", launch.island, mine.incarnation)
                 return
 
+    def _check_fence(self, newest: ClaimRecord | None) -> None:
+        """Raise `Fenced` when another agent has claimed a later life than this agent's last: an agent that was frozen
+        must not fence the one that replaced it. The first claim of an agent takes the island over."""
+        mine = self._claim
+        if mine is not None and newest is not None and newest.incarnation > mine.incarnation:
+            if newest.agent != self.nonce:
+                raise Fenced(f"life {mine.incarnation} has been replaced by life {newest.incarnation}")
+
     # ---- heartbeat (its own thread) -------------------------------------------------------------------------------
 
     def beat(self) -> None:
@@ -201,7 +216,7 @@ class Agent:
             claim = self._claim
         if claim is None:
             return
-        launch = self._around.launch
+        launch, self._beaten = self._around.launch, self._clock.monotonic()
         newer = self._board.read_claim(launch.island, claim.incarnation + 1)
         if newer is not None and newer.agent != self.nonce:
             self.over(Exit.FENCED, f"life {claim.incarnation} has been replaced by life {newer.incarnation}")
@@ -227,6 +242,12 @@ class Agent:
                 started=claim.started,
             )
         )
+
+    def last_beat(self) -> None:
+        """Write the heartbeat that tells how this agent ended, not too soon after the one before."""
+        if self._beaten is not None:
+            self._clock.sleep(max(0.0, self._beaten + NEWS_PAUSE - self._clock.monotonic()))
+        self.beat()
 
 
 def keep_beating(agent: Agent, period: float, stopped: threading.Event) -> None:
@@ -264,7 +285,7 @@ def tend(launch: Launch, leaving: threading.Event) -> Exit:
     agent.news.set()
     heart.join(timeout=2 * NEWS_PAUSE)
     try:
-        agent.beat()
+        agent.last_beat()
     except DilocoError as error:
         log.warning("last heartbeat not written: %s", error)
     log.info("island %s ends: %s", launch.island, agent.reason)

@@ -17,6 +17,7 @@ from diloco_runtime.clock import Clock
 from diloco_runtime.codec import all_finite, roundtrip
 from diloco_runtime.config import RunConfig
 from diloco_runtime.data_cursor import DataCursor
+from diloco_runtime.errors import CorruptObject
 from diloco_runtime.follower import Follower, Ready
 from diloco_runtime.fragments import read_fragment, trained_parameters, write_fragment
 from diloco_runtime.inner import build_optimizer, learning_rate, take_step
@@ -30,6 +31,10 @@ STATUS_EVERY = 0.2
 
 IDLE_WAIT = 0.05
 """Longest uninterrupted wait of a loop turn that makes no inner step, in seconds."""
+
+CHECKPOINT_SHARE = 20.0
+"""A checkpoint is made at most every so many times as long as the last one took to upload: a model whose moments are
+gigabytes must not spend its uplink on them."""
 
 POLLS_PER_PERIOD = 10
 """How often the follower looks within one fragment period: a call is noticed within a tenth of it."""
@@ -87,10 +92,16 @@ class Learner:
 
     def resume(self, resume: Resume) -> None:
         """Continue with the inner state of an earlier life."""
-        if resume.checkpoint is not None:
+        if resume.checkpoint is None:
+            return
+        self._logic.progress = resume.checkpoint.progress
+        self._steps_before = resume.checkpoint.step
+        try:
             restore(self._optimizer, self._parameters, resume.tensors)
-            self._logic.progress = resume.checkpoint.progress
-            self._steps_before = resume.checkpoint.step
+        except (CorruptObject, RuntimeError, TypeError) as error:
+            # The moments are a head start, not the model: an island that cannot use them starts without.
+            self._optimizer.state.clear()
+            self._unfinished = f"the inner checkpoint cannot be used, starting without it: {error}"
 
     # ---- one turn -----------------------------------------------------------------------------------------------
 
@@ -181,7 +192,8 @@ class Learner:
         if self._publisher.offers_waiting():
             early = 0.0  # one upload at a time: a snapshot that waits in the outbox only grows old
         self._offer(self._logic.offers(early))
-        if self._clock.monotonic() - self._checkpointed >= self._life.config.sync.checkpoint_every:
+        every = max(self._life.config.sync.checkpoint_every, CHECKPOINT_SHARE * self._publisher.checkpoint_seconds)
+        if self._clock.monotonic() - self._checkpointed >= every:
             self.checkpoint()
 
     def _offer(self, offers: list[Offer]) -> None:

@@ -16,7 +16,7 @@ from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
 from diloco_runtime.processes import die_with_parent, write_status
-from diloco_runtime.publisher import run_publisher
+from diloco_runtime.publisher import run_checkpointer, run_publisher
 from diloco_runtime.records import LearnerStatus
 from diloco_runtime.task import TaskContext, load_task
 
@@ -25,7 +25,7 @@ LEAVE_SECONDS = 20.0
 
 
 class Background:
-    """The follower's and the publisher's threads, and the first error that ended one of them."""
+    """The threads beside the main loop, and the first error that ended one of them."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -84,6 +84,7 @@ def turn(engine: Engine, around: Surroundings, leaving: threading.Event) -> bool
     clock, background = around.clock, Background()
     background.start("follower", lambda: run_follower(engine.follower, clock, background.stopped))
     background.start("publisher", lambda: run_publisher(engine.publisher, clock, background.stopped))
+    background.start("checkpointer", lambda: run_checkpointer(engine.publisher, clock, background.stopped))
     while not leaving.is_set() and engine.learner.step():
         background.check()
     done = engine.learner.leave(clock.monotonic() + LEAVE_SECONDS)

@@ -20,6 +20,10 @@ START_PERIODS, START_SECONDS = 24.0, 60.0
 it has not been heard of: a start imports torch and builds a model."""
 
 
+STEPS_STILL = 5.0
+"""A learner counts as dead only after this many of its own inner steps, however few heartbeats they take."""
+
+
 class Watch:
     """Counts successful looks at one value that did not change."""
 
@@ -115,9 +119,19 @@ class Peers:
     def failed(self, name: str) -> bool:
         """Tell whether an island's agent or its learner is dead, or has said that it stopped."""
         peer = self.islands[name]
-        if peer.heartbeat is None:
+        beat = peer.heartbeat
+        if beat is None:
             return False
-        return peer.heartbeat.state in ("stopped", "failed") or peer.agent.failed or peer.learner.failed
+        if beat.state in ("stopped", "failed") or peer.agent.failed:
+            return True
+        return peer.learner.failed and peer.learner.unchanged * self.period >= self._patience(beat)
+
+    def _patience(self, beat: HeartbeatRecord) -> float:
+        """Return for how long a learner may stand still before it counts as dead: its steps may be long, and a start
+        imports torch and builds a model."""
+        if beat.learner.state == "starting":
+            return max(START_SECONDS, START_PERIODS * self.period)
+        return STEPS_STILL * (beat.learner.step_seconds or 0.0)
 
     def alive(self, now: float) -> frozenset[str]:
         """Return the islands that a quorum may count on: not failed, not finished, not overdue to start."""

@@ -5,20 +5,20 @@ Imported only when a syncer has the duty: a standby needs no torch. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
-from diloco_runtime.codec import decode_fragment, encode_fragment
+from diloco_runtime.codec import all_finite, decode_fragment, encode_fragment
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import CorruptObject, MissingPayload
 from diloco_runtime.history import read_version
 from diloco_runtime.keys import fragment_of, version_before
 from diloco_runtime.outer import merge, merge_weights, outer_step
-from diloco_runtime.records import CommitRecord, Fragment, OfferEntry, OfferRecord, PayloadRef
+from diloco_runtime.records import CommitRecord, Fragment, OfferEntry, OfferRecord, PayloadRef, Position
 from diloco_runtime.snapshot import fetch_params
 
 Tensors = Mapping[str, torch.Tensor]
@@ -36,6 +36,12 @@ class OfferBook:
     """When each island's first valid offer was seen."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Keys whose record itself cannot be read, and why."""
+
+    def refuse_all(self, reason: str) -> None:
+        """Refuse every offer so far."""
+        for key, (record, _) in self.valid.items():
+            self.refused[key] = _entry(record, reason=reason)
+        self.valid.clear()
 
     def refused_islands(self) -> frozenset[str]:
         """Return islands of which only invalid offers were seen."""
@@ -159,7 +165,13 @@ class Merging:
             pairs = zip((delta for _, delta in offers), weights, strict=True)
             delta = merge(self._table[fragment], outer.merge, pairs)
             final = parent.phase == "drain" and decision.phase != "run"
-            params, buffer = outer_step(params, buffer, delta, outer.lr, 0.0 if final else outer.momentum)
+            stepped = outer_step(params, buffer, delta, outer.lr, 0.0 if final else outer.momentum)
+            if all_finite(stepped[0]) and (stepped[1] is None or all_finite(stepped[1])):
+                params, buffer = stepped
+            else:
+                # A commit is for ever: one that nobody can load would end the run.
+                book.refuse_all("the outer step with this merge is not finite")
+                offers, weights = [], []
         merged = self._clock.monotonic()
         nonce = self._board.new_nonce()
         refs, blobs = self._upload(seq, fragment, nonce, params, buffer)
@@ -183,6 +195,7 @@ class Merging:
             refused=tuple(book.refused[key] for key in sorted(book.refused)),
             credited=credited,
             credited_total=parent.credited_total + credited,
+            positions=_positions(parent, [r for r, _ in offers]),
             params=(refs[0],),
             momentum=refs[1] if len(refs) > 1 else None,
             stages={
@@ -235,6 +248,13 @@ def _entry(record: OfferRecord, weight: float = 0.0, reason: str = "") -> OfferE
         data_to=record.data_to,
         payload=record.payload,
     )
+
+
+def _positions(parent: CommitRecord, merged: Iterable[OfferRecord]) -> dict[str, Position]:
+    found = dict(parent.positions)
+    for record in merged:
+        found[record.island] = max(found.get(record.island, Position()), record.data_to, key=Position.order)
+    return found
 
 
 def initialise(

@@ -1,13 +1,13 @@
 """The learner's outbox: calls, offers and checkpoints on their way to the blackboard, never in the learner's way.
 
-One job at a time, calls first, then offers by seq, then the checkpoint. A job whose outcome is unknown stays at the
-front and tries the very same bytes again (PROTOCOL.md section 6).
+One job at a time, calls first, then offers by seq; checkpoints, which may be large, go beside them. A job whose outcome
+is unknown stays at the front and tries the very same bytes again (PROTOCOL.md section 6).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import safetensors.torch
@@ -15,7 +15,8 @@ import torch
 
 from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
-from diloco_runtime.clock import Clock
+from diloco_runtime.checkpoint import LIVES_SEARCHED
+from diloco_runtime.clock import Clock, Signal
 from diloco_runtime.codec import encode_fragment
 from diloco_runtime.errors import Fenced, StoreUnavailable
 from diloco_runtime.learner_logic import Offer, smooth
@@ -65,7 +66,8 @@ class _Box:
 
 
 class Publisher:
-    """Publishes what one learner life queued. `publish_once` does one job; `run` is the thread around it."""
+    """Publishes what one learner life queued. `publish_once` does one call or offer, `checkpoint_once` a checkpoint;
+    `run_publisher` and `run_checkpointer` are the threads around them."""
 
     def __init__(self, board: Blackboard, clock: Clock, island: str, incarnation: int, codec: str) -> None:
         self._board = board
@@ -75,14 +77,22 @@ class Publisher:
         self._codec = codec
         self._lock = threading.Lock()
         self._box = _Box()
-        self.wake = clock.signal()
+        self.wake, self.checkpoint_wake = clock.signal(), clock.signal()
         self.head = -1
         """Newest commit that the follower has seen: an offer to it or to one before it is too late."""
-        self.problem = ""
+        self.problems: dict[str, str] = {}
+        """What is wrong right now with offers, with checkpoints; one sentence each."""
         self.publish_seconds: float | None = None
         self.bandwidth: float | None = None
         self.checkpoint_done = 0
         """Number of the newest complete checkpoint of this life."""
+        self.checkpoint_seconds = 0.0
+        """How long the newest checkpoint was on its way."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong right now, in one sentence; empty when nothing is."""
+        return next(iter(self.problems.values()), "")
 
     # ---- called by the learner --------------------------------------------------------------------------------
 
@@ -112,7 +122,7 @@ class Publisher:
             if self._box.checkpoint is not None:
                 return False
             self._box.checkpoint = job
-        self.wake.set()
+        self.checkpoint_wake.set()
         return True
 
     def busy(self) -> bool:
@@ -128,14 +138,13 @@ class Publisher:
     # ---- the work -----------------------------------------------------------------------------------------------
 
     def publish_once(self) -> bool:
-        """Do one job or one try of it; return whether there was any.
+        """Publish one call or offer, or try to; return whether there was any.
 
         Raises `StoreUnavailable` (the job stays), `Fenced` and `RunMismatch` (this life is over).
         """
         with self._lock:
             call = self._box.calls[0] if self._box.calls else None
             offer = self._box.offers[0] if self._box.offers else None
-            checkpoint = self._box.checkpoint
         if call is not None:
             if call.seq > self.head:
                 self._board.create(self._board.keys.call(call.seq), call)
@@ -145,12 +154,21 @@ class Publisher:
             self._publish_offer(offer)
             with self._lock:
                 self._box.offers.remove(offer)
-        elif checkpoint is not None:
-            self._publish_checkpoint(checkpoint)
-            with self._lock:
-                self._box.checkpoint = None
         else:
             return False
+        return True
+
+    def checkpoint_once(self) -> bool:
+        """Publish the queued checkpoint, or try to; return whether there was one. Raises like `publish_once`."""
+        with self._lock:
+            job = self._box.checkpoint
+        if job is None:
+            return False
+        started = self._clock.monotonic()
+        self._publish_checkpoint(job)
+        self.checkpoint_seconds = self._clock.monotonic() - started
+        with self._lock:
+            self._box.checkpoint = None
         return True
 
     def _publish_offer(self, job: OfferJob) -> None:
@@ -169,11 +187,11 @@ class Publisher:
             self._measure(len(out.data), self._clock.monotonic() - started)
             out.data = None
         self.check_fence()
-        if out.record is None:
-            out.record = self._offer_record(job, out.ref)
         if offer.seq <= self.head:
             self._withdraw(job)
             return
+        if out.record is None:
+            out.record = self._offer_record(job, out.ref)
         self._board.create(keys.offer(offer.seq, self._island, self._incarnation), out.record)
         self.publish_seconds = smooth(self.publish_seconds, self._clock.monotonic() - started)
 
@@ -214,9 +232,23 @@ class Publisher:
         self._board.create(marker, job.out.record)
         self.checkpoint_done = record.number
         # The newest complete checkpoint is never deleted, and the one before it stays as well.
+        if record.number > 2:
+            self._delete_checkpoint(self._incarnation, record.number - 2)
+        elif record.number == 2:
+            self._delete_earlier_lives()
+
+    def _delete_checkpoint(self, life: int, number: int) -> None:
+        """Marker first: a checkpoint that is complete by its marker has its payload."""
         for name in ("checkpoint.json", "inner.safetensors"):
-            if record.number > 2:
-                self._board.store.delete(keys.checkpoint(self._island, self._incarnation, record.number - 2, name))
+            self._board.store.delete(self._board.keys.checkpoint(self._island, life, number, name))
+
+    def _delete_earlier_lives(self) -> None:
+        """Two checkpoints of this life are complete: nobody will resume from one of its predecessors'."""
+        for life in range(max(1, self._incarnation - LIVES_SEARCHED), self._incarnation):
+            folders = self._board.store.list_folders(self._board.keys.checkpoints(self._island, life))
+            for number in folders:
+                if number.isdigit():
+                    self._delete_checkpoint(life, int(number))
 
     def check_fence(self) -> None:
         """Raise `Fenced` when a newer life of this island has been claimed."""
@@ -231,16 +263,35 @@ class Publisher:
 
 
 def run_publisher(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:
-    """Publish until told to stop; keeps trying through an outage of any length."""
+    """Publish calls and offers until told to stop; keeps trying through an outage of any length."""
+    _keep_publishing("offers", publisher.publish_once, publisher.wake, publisher.problems, clock, stopped)
+
+
+def run_checkpointer(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:
+    """Publish checkpoints until told to stop, beside the offers, which must not wait for them."""
+    wake = publisher.checkpoint_wake
+    _keep_publishing("checkpoints", publisher.checkpoint_once, wake, publisher.problems, clock, stopped)
+
+
+def _keep_publishing(
+    what: str,
+    once: Callable[[], bool],
+    wake: Signal,
+    problems: dict[str, str],
+    clock: Clock,
+    stopped: threading.Event,
+) -> None:
     failures = 0
     while not stopped.is_set():
-        publisher.wake.clear()
+        wake.clear()
         try:
-            worked = publisher.publish_once()
-            failures, publisher.problem = 0, ""
+            worked = once()
+            failures = 0
+            problems.pop(what, None)
         except StoreUnavailable as error:
-            failures, publisher.problem, worked = failures + 1, str(error), False
+            failures += 1
+            problems[what] = str(error)
             clock.sleep(pause_after(failures))
             continue
         if not worked:
-            publisher.wake.wait(1.0)
+            wake.wait(1.0)

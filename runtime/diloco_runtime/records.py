@@ -160,6 +160,8 @@ class CommitRecord(Record):
     """Token-parameters credited by this commit."""
     credited_total: int = 0
     """Token-parameters credited so far; tokens = this / parameters of the model."""
+    positions: dict[str, Position] = Field(default_factory=dict)
+    """Per island, the data position of its newest offer in this or any earlier commit: where a restart goes on."""
     params: tuple[PayloadRef, ...]
     """New fp32 parameters of the fragment; of every fragment in order for the initialisation."""
     momentum: PayloadRef | None = None
@@ -256,8 +258,10 @@ class SyncerStatus(Part):
     """What a standby or active syncer says of itself."""
 
     progress: int = 0
-    """Grows whenever the syncer's loop turns."""
+    """Grows whenever the syncer's loop turns, also in vain."""
     duty: bool = False
+    reopened: bool = False
+    """The run had ended and goes on: a learner that left at the end is wanted again."""
     head: int = -1
     score: float = 0.0
     """Measured bandwidth to the store times spare CPU share, bytes per second; 0 while unmeasured."""

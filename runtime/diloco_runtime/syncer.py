@@ -15,7 +15,7 @@ from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
 from diloco_runtime.config import RunConfig
 from diloco_runtime.duty import Duty
-from diloco_runtime.errors import CorruptObject
+from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.garbage import collect
 from diloco_runtime.liveness import Peers
 from diloco_runtime.peers import PeerReader
@@ -89,7 +89,12 @@ class Syncer:
 
     def _reopened(self) -> bool:
         control = self._control
-        return control is not None and control.action == "run" and control.number > self._head.control
+        return (
+            self._head.phase == "final"
+            and control is not None
+            and control.action == "run"
+            and control.number > self._head.control
+        )
 
     def leave(self) -> None:
         """Hand the duty over with the next commit, if this syncer has it."""
@@ -101,11 +106,26 @@ class Syncer:
 
     def tick(self) -> float:
         """Do one turn and return the seconds to wait before the next. Raises `StoreUnavailable`; state is kept."""
-        now = self._clock.monotonic()
         self.status = self.status.model_copy(update={"progress": self.status.progress + 1})
+        try:
+            wait = self._turn(self._clock.monotonic())
+        except (StoreUnavailable, CorruptObject, MissingPayload) as error:
+            self._tell(str(error))  # a syncer that tries in vain is not one that hangs
+            raise
+        self._tell(self._problem())
+        self._seen = self._clock.monotonic()
+        return wait
+
+    def _tell(self, problem: str) -> None:
+        update = {"head": self._head.seq, "score": self._score(), "problem": problem, "reopened": self._reopened()}
+        self._report(self.status.model_copy(update=update))
+
+    def _turn(self, now: float) -> float:
         wait = STANDBY_POLL
         if self._seen is not None and now - self._seen > self._life.config.sync.takeover_after:
+            # Nothing could be read, or this process was frozen: whoever is late gets the time that everybody lost.
             self._duty.on_gap()
+            self._opened = now if self._opened is not None else None
         self._follow_log()
         self._look_around(now)
         if not self.ended:
@@ -122,10 +142,6 @@ class Syncer:
                     self._merge()
                 self._collect_garbage()
             self.status = self.status.model_copy(update={"duty": active})
-        self._report(
-            self.status.model_copy(update={"head": self._head.seq, "score": self._score(), "problem": self._problem()})
-        )
-        self._seen = self._clock.monotonic()
         return wait
 
     def _poll_seconds(self) -> float:
@@ -169,7 +185,7 @@ class Syncer:
         if self._head.phase == "drain" or self._stop_wanted():
             opened = True
         else:
-            opened = self._board.read_call(self._head.seq + 1) is not None
+            opened = self._board.is_called(self._head.seq + 1)
         if opened:
             self._opened = self._clock.monotonic()
             self._policy.on_opened(self._opened)
@@ -213,8 +229,16 @@ class Syncer:
 
     def _open_merge(self, book: OfferBook, now: float) -> OpenMerge:
         assert self._opened is not None
-        return OpenMerge(
-            self._opened, dict(book.arrivals), book.refused_islands(), self._peers.alive(now), self._peers.training(now)
+        refused = book.refused_islands() | self._unreadable_islands(book)
+        return OpenMerge(self._opened, dict(book.arrivals), refused, self._peers.alive(now), self._peers.training(now))
+
+    def _unreadable_islands(self, book: OfferBook) -> frozenset[str]:
+        """Return the islands whose offer record itself cannot be read: there is nothing more to wait for."""
+        return frozenset(
+            name
+            for name, peer in self._peers.islands.items()
+            if (beat := peer.heartbeat) is not None
+            and self._board.keys.offer(book.seq, name, beat.incarnation) in book.unreadable
         )
 
     def _decide(self, merge: OpenMerge, now: float) -> str:
@@ -229,7 +253,8 @@ class Syncer:
 
         assert self._merging is not None and self._opened is not None
         head, control = self._head, self._control
-        known = control.number if control is not None else 0
+        # A successor may not have seen yet what its predecessor knew.
+        known = max(head.control, control.number if control is not None else 0)
         budget = head.budget
         if control is not None and control.action == "run" and control.tokens is not None and known > head.control:
             budget = control.tokens

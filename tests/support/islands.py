@@ -19,7 +19,7 @@ from diloco_runtime.history import read_table
 from diloco_runtime.launch import patiently
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
-from diloco_runtime.publisher import run_publisher
+from diloco_runtime.publisher import run_checkpointer, run_publisher
 from diloco_runtime.records import (
     ClaimRecord,
     CommitRecord,
@@ -137,6 +137,9 @@ class Island:
         stopped = threading.Event()
         self.processes["learner/follower"] = self.world.spawn(lambda: run_follower(engine.follower, clock, stopped))
         self.processes["learner/publisher"] = self.world.spawn(lambda: run_publisher(engine.publisher, clock, stopped))
+        self.processes["learner/checkpointer"] = self.world.spawn(
+            lambda: run_checkpointer(engine.publisher, clock, stopped)
+        )
         while engine.learner.step():
             pass
         engine.learner.leave(self.world.now + 20.0)
