@@ -3,7 +3,7 @@
 DilocoError
 |-- ConfigError             the spec or the user's code is wrong: fix it
 |-- RunMismatch             the blackboard holds another run than the one meant, or none: stop, write nothing
-|-- IncompatibleModel       this island's model is not the run's: make them equal
+|-- IncompatibleModel       this island's model or data are not the run's: make them equal
 |-- StoreUnavailable        the store did not answer or refused: retry later, the outcome of a write is UNKNOWN
 |-- CorruptObject           an object is not what its record says: refuse it, name it
 |-- MissingPayload          a payload is gone (collected as garbage): re-read the head and take a newer one
@@ -26,7 +26,7 @@ class RunMismatch(DilocoError):
 
 
 class IncompatibleModel(DilocoError):
-    """Raised when the fragment table of a local model differs from the one in `log/0`."""
+    """Raised when the fragment table of a local model, or the fingerprint of its data, differs from `log/0`."""
 
 
 class StoreUnavailable(DilocoError):

@@ -14,16 +14,16 @@ from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.checkpoint import Resume, find_resume
 from diloco_runtime.clock import Clock
 from diloco_runtime.data_cursor import DataCursor, UnitClaimer
+from diloco_runtime.errors import IncompatibleModel
 from diloco_runtime.follower import Follower
 from diloco_runtime.fragments import check_table, read_fragment, trained_parameters
-from diloco_runtime.history import read_table
 from diloco_runtime.learner import Learner, Life
 from diloco_runtime.learner_logic import LearnerLogic
 from diloco_runtime.merging import initialise
 from diloco_runtime.publisher import Publisher
 from diloco_runtime.records import CommitRecord, LearnerStatus
 from diloco_runtime.snapshot import load_state
-from diloco_runtime.task import Task
+from diloco_runtime.task import Task, fingerprint_of
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,17 @@ class Birth:
 
     def _load_head(self) -> CommitRecord:
         life, board, parameters = self.life, self.board, trained_parameters(self.task.model)
-        if read_table(board) is None:
+        data = fingerprint_of(self.task)
+        first = board.read_commit(0)
+        if first is None:
             values = [read_fragment(parameters, fragment) for fragment in life.table]
-            initialise(board, life.config, life.table, values, life.island, life.incarnation)
-        check_table(life.table, read_table(board) or (), life.island)
+            first = initialise(board, life.config, life.table, values, life.island, life.incarnation, data)
+        check_table(life.table, first.fragments, life.island)
+        if data != first.data:
+            raise IncompatibleModel(
+                f"island {life.island} has other data than the run was begun with (data files differ or changed); "
+                "units of data are shared by number, so put the same files on every island"
+            )
         head, state = load_state(board)
         with torch.no_grad():
             for name, parameter in parameters.items():

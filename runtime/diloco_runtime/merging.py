@@ -264,8 +264,12 @@ def initialise(
     values: list[dict[str, torch.Tensor]],
     island: str,
     incarnation: int,
+    data: str,
 ) -> CommitRecord:
-    """Create `log/0` from this island's initial parameters unless another island was first; return what stands."""
+    """Create `log/0` from this island's initial parameters unless another was first; return what stands.
+
+    `data`: the fingerprint of the task's data.
+    """
     nonce = board.new_nonce()
     refs = [
         board.put_payload(board.keys.blob(0, "params", f, nonce), encode_fragment(v, "fp32"))
@@ -283,6 +287,7 @@ def initialise(
         budget=config.tokens,
         params=tuple(refs),
         fragments=table,
+        data=data,
     )
     standing = board.create(board.keys.log(0), record)
     if standing.nonce != nonce:

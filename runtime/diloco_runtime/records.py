@@ -168,6 +168,8 @@ class CommitRecord(Record):
     """New outer momentum buffer of the fragment, fp32; None: zeros."""
     fragments: tuple[Fragment, ...] = ()
     """The fragment table; only in the initialisation."""
+    data: str = ""
+    """Fingerprint of the task's data; only in the initialisation, empty when the task gives none."""
     stages: dict[str, float] = Field(default_factory=dict)
     """Seconds that the author spent per stage (wait, fetch, merge, write) on its own clock; the sum: commit time."""
 

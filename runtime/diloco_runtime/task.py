@@ -62,7 +62,7 @@ def fingerprint_of(task: Task) -> str:
     """Return the hash of the task's data, or "" when the task has none to give.
 
     Islands share units by number, so islands with other data under the same numbers would read some tokens twice and
-    others never; two fingerprints that differ show it. May read all data once.
+    others never; two fingerprints that differ show it. Asked for at every start, so it must not take long.
     """
     method = getattr(task, "fingerprint", None)
     return str(method()) if callable(method) else ""
