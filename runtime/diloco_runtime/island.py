@@ -156,7 +156,7 @@ class Agent:
             return
         try:
             if child == "learner" or self._claim is None:
-                self._claim_next()
+                self.claim_life()
         except Fenced as error:
             self.over(Exit.FENCED, str(error))
             return
@@ -170,7 +170,7 @@ class Agent:
         self._children.start(child, self._claim.incarnation)
         self._logic.on_started(child, now)
 
-    def _claim_next(self) -> None:
+    def claim_life(self) -> None:
         """Claim the next incarnation of this island; the same record is tried until its outcome is known."""
         launch = self._around.launch
         while True:

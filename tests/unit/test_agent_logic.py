@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_runtime.agent_logic import (
+    END_PATIENCE,
     FIRST_PAUSE,
     HEALTHY_AFTER,
     HUNG_AFTER,
@@ -222,3 +223,34 @@ def test_a_verdict_is_stronger_than_leaving(agent: Agent) -> None:
     agent.logic.on_terminate()
     agent.logic.on_verdict(Exit.FENCED, "a newer life")
     assert [act.kind for act in agent.decide()] == ["kill", "kill"]
+
+
+# ---- the end, and what comes after it -------------------------------------------------------------------------------
+
+
+def test_a_learner_that_left_at_the_end_comes_back_when_the_run_goes_on(agent: Agent) -> None:
+    agent.exit("learner", Exit.DONE)
+    assert agent.live(10.0) == []
+    agent.logic.on_reopened()
+    assert agent.decide() == [Act("start", "learner")]
+    assert agent.logic.restarts == 0, "it did not crash"
+
+
+def test_a_learner_that_does_not_see_the_end_is_told_to_leave(agent: Agent) -> None:
+    """The run was reopened and stopped again before its next commit: only the syncer knows that it is over."""
+    agent.exit("syncer", Exit.DONE)
+    agent.lively = {"learner"}
+    first, act = agent.live(END_PATIENCE + 5.0)[0]
+    assert act == Act("terminate", "learner") and first >= END_PATIENCE
+    agent.exit("learner", Exit.LEFT)
+    (act,) = agent.decide()
+    assert (act.kind, act.code) == ("exit", Exit.DONE)
+
+
+def test_what_stands_still_is_told(agent: Agent) -> None:
+    agent.lively = {"learner"}
+    agent.live(20.0)
+    still = agent.logic.still(agent.now + 0.5)
+    assert still == {"learner": 0.5, "syncer": 20.5}
+    agent.exit("syncer", 1)
+    assert agent.logic.still(agent.now).keys() == {"learner"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco_runtime.liveness import GAP_PERIODS, START_SECONDS, Peers, Watch
+from diloco_runtime.liveness import GAP_PERIODS, START_PERIODS, START_SECONDS, STEPS_STILL, Peers, Watch
 from diloco_runtime.records import HeartbeatRecord, LearnerStatus, SyncerStatus
 
 PERIOD, READS = 5.0, 4
@@ -279,3 +279,15 @@ def test_the_living_tell_how_many_merges_may_be_open_and_the_shortest_step() -> 
         peers.heard(name, beat(0, name=name, state=state, learner=learner), 0.0, True)
     peers.heard("d", beat(0, name="d"), 0.0, True)
     assert (peers.in_flight(), peers.step_seconds()) == (3, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("learner", "patience"),
+    [({"state": "starting"}, START_PERIODS * PERIOD), ({"step_seconds": 40.0}, STEPS_STILL * 40.0), ({}, 0.0)],
+)
+def test_a_learner_has_the_time_that_its_start_or_its_steps_take(learner: dict[str, Any], patience: float) -> None:
+    observer, still = Observer(), -PERIOD
+    for counter in range(200):
+        observer.look(beat(counter, ticks=7, learner=learner))
+        still += PERIOD
+        assert observer.failed == (still >= max(patience, READS * PERIOD)), f"after {still} s"
