@@ -29,8 +29,8 @@ from diloco_cli.spec import Spec
 START_SECONDS = 120.0
 """Longest time to the first inner steps: imports of torch on a machine that is busy."""
 
-LEARNER_THREADS = ("learner: inner steps", "learner: follower", "learner: publisher")
-"""A learner's threads in the order in which it starts them: its main thread and the two in the background."""
+LEARNER_THREADS = ("learner: inner steps", "learner: follower", "learner: publisher", "learner: checkpointer")
+"""A learner's threads in the order in which it starts them: its main thread and the three in the background."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def learn(around: Surroundings, leaving: threading.Event) -> None:
 def beat(around: Surroundings, leaving: threading.Event) -> None:
     """Do what the agent process does for the blackboard until it is told to leave."""
     agent = Agent(around)
-    agent._claim_next()  # `Agent.turn` does it before it starts processes; here they are threads
+    agent.claim_life()  # `Agent.turn` does it before it starts processes; here they are threads
     keep_beating(agent, around.config.sync.heartbeat_every, leaving)
 
 

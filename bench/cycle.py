@@ -178,7 +178,7 @@ class Cycle:
         started = time.perf_counter()
         member.engine.learner.checkpoint()
         self.stages.add("checkpoint: copy (main thread)", time.perf_counter() - started)
-        member.timed("checkpoint: write", member.engine.publisher.publish_once)
+        member.timed("checkpoint: write", member.engine.publisher.checkpoint_once)
 
 
 def measure(spec: Spec, turns: int) -> Cycle:

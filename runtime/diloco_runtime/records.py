@@ -1,7 +1,8 @@
 """The records of the blackboard: small JSON objects, frozen, each with schema version, run id and nonce.
 
-Pure: no I/O, no clock. Token counts are integers. A *token-parameter* is one token seen by one parameter: a commit of
-fragment f credits `tokens * parameters(f)` of them, so that a token counts once when every fragment has it, exactly.
+Pure: no I/O, no clock. All in one module, longer than others, because it is the schema of everything that is stored.
+Token counts are integers. A *token-parameter* is one token seen by one parameter: a commit of fragment f credits
+`tokens * parameters(f)` of them, so that a token counts once when every fragment has it, exactly.
 """
 
 from __future__ import annotations
