@@ -129,10 +129,13 @@ class Teardown:
             self._say(f"the store does not answer ({error}); ending the processes all the same")
 
     def _wait_for_drain(self, run: Run) -> None:
+        head = run.board.head()
+        if head is None:
+            self._say("no island has begun to train: there is nothing to wait for")
+            return
         self._say("waiting for the last commits")
         limit = run.config.sync.drain_timeout + DRAIN_MARGIN
-        head = run.board.head()
-        seq, moved = -1 if head is None else head.seq, self._clock.monotonic()
+        seq, moved = head.seq, self._clock.monotonic()
         while find_islands(run.id):
             head, now = run.board.head(), self._clock.monotonic()
             if head is not None and head.seq != seq:

@@ -45,7 +45,7 @@ def shows(run: LiveRun, island: str, part: str) -> bool:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("away", [AWAY, pytest.param(60.0, marks=pytest.mark.long)])
-@pytest.mark.parametrize("part", ["", "learner_main", "syncer_main"])
+@pytest.mark.parametrize("part", ["", pytest.param("learner_main", marks=pytest.mark.long), "syncer_main"])
 def test_a_stopped_island_is_shown_and_wakes_harmlessly(live: Callable[..., LiveRun], part: str, away: float) -> None:
     run = live(tokens=5_000_000)
     supervisor = run.train()
