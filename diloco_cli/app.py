@@ -5,17 +5,14 @@ Heavy imports happen inside the commands, so that `diloco --help` starts in a te
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diloco_cli.exit_codes import MEANINGS, ExitCode
 from diloco_cli.help import PanelGroup
-
-if TYPE_CHECKING:
-    from diloco_cli.plan import Plan
+from diloco_cli.questions import ask, show_plan
 
 DEFAULT_SPEC = "run.toml"
 RUNNING, LOOKING, USING = "Run", "Look", "Use the model"
@@ -38,9 +35,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 At = Annotated[int | None, typer.Option("--at", min=0, help="Log position instead of the newest.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from diloco_runtime import __version__
+
+        typer.echo(f"diloco {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; goes with every command.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
 ) -> None:
     """Train one model on compute scattered over clouds, through one object-store folder."""
 
@@ -49,7 +57,7 @@ def options(
 
 
 @app.command(rich_help_panel=RUNNING)
-def init(place: Annotated[str, typer.Argument(metavar="[DIR|FILE]", help="Where to write it.")] = ".") -> None:
+def init(place: Annotated[str, typer.Argument(metavar="DIR|FILE", help="Where to write it.")] = ".") -> None:
     """Write a commented run spec and a small text to start from."""
     from diloco_cli.starter import write_starter
 
@@ -83,7 +91,7 @@ def up(spec: SpecPath = DEFAULT_SPEC, yes: Yes = False) -> None:
     from diloco_cli.training import bring_up
 
     loaded = load_spec(spec)
-    _show_plan(look_for_plan(loaded), yes)
+    show_plan(look_for_plan(loaded), yes)
     run, created = bring_up(loaded)
     typer.echo(f"run {run.name} is {'up' if created else 'already up'} (run id {run.id}); next: diloco train {spec}")
 
@@ -92,7 +100,7 @@ def up(spec: SpecPath = DEFAULT_SPEC, yes: Yes = False) -> None:
 def train(
     spec: SpecPath = DEFAULT_SPEC,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Supervise in the background.")] = False,
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True, help="For scripts: never ask.")] = False,
     after_control: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a run's islands and keep them alive until it ends.
@@ -102,7 +110,7 @@ def train(
     from diloco_cli import training
     from diloco_cli.spec import load_spec
 
-    ready = training.make_ready(load_spec(spec), after_control, lambda plan: _show_plan(plan, yes or not plan.rents))
+    ready = training.make_ready(load_spec(spec), after_control, lambda plan: show_plan(plan, yes or not plan.rents))
     if _say_readiness(ready.readiness, ready.run.name, spec):
         if not detach:
             raise typer.Exit(training.supervise(ready.run))
@@ -129,7 +137,7 @@ def down(
 
     loaded = load_spec(spec)
     if purge and not yes:
-        typer.confirm(f"Delete everything run {loaded.name} has in {loaded.store}, the model included?", abort=True)
+        ask(f"Delete everything run {loaded.name} has in {loaded.store}, the model included?", default=False)
     take_down(loaded, now, purge, typer.echo)
 
 
@@ -168,18 +176,22 @@ def status(
 @app.command(rich_help_panel=LOOKING)
 def logs(
     spec: SpecPath = DEFAULT_SPEC,
-    island: Annotated[str | None, typer.Argument(metavar="[ISLAND]", help="One island instead of all.")] = None,
+    island: Annotated[str | None, typer.Argument(metavar="ISLAND", help="One island instead of all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Newest lines of each log.")] = 20,
     supervisor: Annotated[bool, typer.Option("--supervisor", help="The detached supervisor's log.")] = False,
 ) -> None:
-    """Show what the islands log on this machine."""
-    from diloco_cli.logs import log_files, show
-    from diloco_cli.runs import require_run
-    from diloco_cli.spec import load_spec
+    """Show what the islands log on this machine.
 
-    run = require_run(load_spec(spec))
-    show(log_files(run, island, supervisor), lines, follow, run.clock, typer.echo)
+    A purge leaves the logs, so those of a purged run are shown too.
+    """
+    from diloco_cli.logs import find_logs, log_files, show
+    from diloco_cli.spec import load_spec
+    from diloco_runtime.clock import SystemClock
+
+    loaded = load_spec(spec)
+    here = find_logs(loaded, lambda line: typer.echo(line, err=True))
+    show(log_files(loaded, here, island, supervisor), lines, follow, SystemClock(), typer.echo)
 
 
 # ---- use the model --------------------------------------------------------------------------------------------------
@@ -193,11 +205,12 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write the global model to a safetensors file."""
-    from diloco_cli.runs import require_run
+    from diloco_cli.runs import require_position, require_run
     from diloco_cli.spec import load_spec
     from diloco_runtime.export import export_safetensors
 
     run = require_run(load_spec(spec))
+    require_position(run, at)
     done = export_safetensors(run.board, output or f"{run.name}.safetensors", at, force)
     typer.echo(f"{done.path}: {done.parameters} parameters at log position {done.seq}, {done.tokens} tokens merged")
 
@@ -205,24 +218,24 @@ def export(
 @app.command("eval", rich_help_panel=USING)
 def evaluate(spec: SpecPath = DEFAULT_SPEC, at: At = None, json: Json = False) -> None:
     """Measure the global model on held-out data, on the CPU."""
-    from diloco_cli.runs import require_run
+    from diloco_cli.runs import require_position, require_run
     from diloco_cli.spec import load_spec
-    from diloco_runtime.evaluate import evaluate
+    from diloco_runtime.evaluate import load_model
 
     run = require_run(load_spec(spec))
-    head = run.board.head()
-    position = at if at is not None or head is None else head.seq
-    loss = evaluate(run.board, run.config, str(run.spec.root), position)
+    require_position(run, at)
+    commit, task = load_model(run.board, run.config, str(run.spec.root), at)
+    loss = task.held_out_loss()
     if json:
-        _print_json({"schema_version": 1, "run": run.name, "log_position": position, "held_out_loss": loss})
+        _print_json({"schema_version": 1, "run": run.name, "log_position": commit.seq, "held_out_loss": loss})
     else:
-        typer.echo(f"held-out loss {loss:.4f} at log position {position}")
+        typer.echo(f"held-out loss {loss:.4f} at log position {commit.seq}")
 
 
 @app.command(rich_help_panel=USING)
 def sample(
     spec: Annotated[str, typer.Argument(metavar="SPEC|FILE", help="Spec or exported .safetensors.")] = DEFAULT_SPEC,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")] = "\n",
+    prompt: Annotated[str, typer.Option("--prompt", "-p", show_default="a newline", help="Text to go on from.")] = "\n",
     length: Annotated[int, typer.Option("--length", "-l", min=0, help="Bytes to write.")] = 400,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0: always the likeliest.")] = 0.8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")] = 0,
@@ -232,12 +245,15 @@ def sample(
     from diloco_runtime import sample as sampling
 
     if Path(spec).suffix == ".safetensors":
+        if at is not None:
+            raise typer.BadParameter("--at chooses a position in a run's log; an exported file holds just one")
         model = sampling.gpt_from_export(spec)
     else:
-        from diloco_cli.runs import require_run
+        from diloco_cli.runs import require_position, require_run
         from diloco_cli.spec import load_spec
 
         run = require_run(load_spec(spec))
+        require_position(run, at)
         model = sampling.gpt_from_board(run.board, run.config, at)
     typer.echo(sampling.sample(model, prompt.encode(), length, temperature, seed))
 
@@ -249,15 +265,6 @@ def _print_json(value: object) -> None:
     from json import dumps
 
     typer.echo(dumps(value, indent=2))
-
-
-def _show_plan(plan: Plan, yes: bool) -> None:
-    """Show the plan; ask when there is a person to ask."""
-    from diloco_cli.views import print_plan
-
-    print_plan(plan)
-    if not yes and sys.stdin.isatty():
-        typer.confirm("Go on?", default=True, abort=True)
 
 
 def _say_readiness(readiness: str, name: str, spec: str) -> bool:

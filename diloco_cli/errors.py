@@ -17,5 +17,9 @@ class AnotherSupervisor(DilocoError):
     """Raised when another `diloco train` supervises the run: leave it alone."""
 
 
+class NothingThere(DilocoError):
+    """Raised when a run exists, but not what was asked for: no log, no model, no such log position."""
+
+
 class TeardownFailed(DilocoError):
     """Raised when something that `diloco down` had to remove is still there."""

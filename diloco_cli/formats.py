@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+_BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 _COUNTS = ("", " k", " M", " G", " T")
 
 
@@ -24,6 +25,12 @@ def size(value: float | None) -> str:
     if value is None:
         return "-"
     number, unit = _scaled(value, _BYTES)
+    return f"{three_digits(number)} {unit}"
+
+
+def bit_rate(gbits: float) -> str:
+    """Return Gbit/s as `5.3 Gbit/s` or `12 kbit/s`."""
+    number, unit = _scaled(gbits * 1e9, _BITS)
     return f"{three_digits(number)} {unit}"
 
 

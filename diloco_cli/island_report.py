@@ -47,6 +47,12 @@ class IslandReport:
     bytes_down: int = 0
     requests: int = 0
     cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    skipped_steps: int = 0
+    """Inner steps of all lives that were undone because loss or gradient was not finite."""
+    reset_fragments: int = 0
+    """Times that a fragment of it was not finite and was set back instead of offered."""
+    reread_samples: int = 0
+    """Samples that all lives read again because no further unit could be claimed."""
     problems: tuple[str, ...] = ()
 
 
@@ -94,6 +100,10 @@ def island_report(island: IslandLook, scene: Scene, verdict: Verdict | None) -> 
     if beat is None:
         return IslandReport(island.name, state, reason, pid=island.process.pid, lives=island.incarnation)
     sent, learner = traffic(island.lives), beat.learner
+    skipped = sum(life.learner.skipped_steps for life in island.lives)
+    resets = sum(life.learner.reset_fragments for life in island.lives)
+    reread = sum(life.learner.reread_samples for life in island.lives)
+    now = (learner.problem, beat.syncer.problem, _syncer_stillness(beat))
     return IslandReport(
         name=island.name,
         state=state,
@@ -117,10 +127,26 @@ def island_report(island: IslandLook, scene: Scene, verdict: Verdict | None) -> 
         bytes_down=sent.bytes_down,
         requests=sent.requests,
         cpu_seconds=dict(beat.cpu_seconds),
-        problems=tuple(
-            problem for problem in (learner.problem, beat.syncer.problem, _syncer_stillness(beat)) if problem
-        ),
+        skipped_steps=skipped,
+        reset_fragments=resets,
+        reread_samples=reread,
+        problems=tuple(filter(None, (*now, *lasting_problems(skipped, resets, reread)))),
     )
+
+
+def lasting_problems(skipped_steps: int, reset_fragments: int, reread_samples: int) -> tuple[str, ...]:
+    """Put into words what stays worth knowing when it is over."""
+    found = []
+    if skipped_steps:
+        steps = "1 inner step" if skipped_steps == 1 else f"{skipped_steps} inner steps"
+        found.append(f"{steps} undone because loss or gradient was not finite")
+    if reset_fragments:
+        times = "once" if reset_fragments == 1 else f"{reset_fragments} times"
+        found.append(f"a fragment that was not finite was set back {times} instead of offered")
+    if reread_samples:
+        samples = "1 sample" if reread_samples == 1 else f"{reread_samples} samples"
+        found.append(f"{samples} read again because no further unit could be claimed")
+    return tuple(found)
 
 
 def judge(island: IslandLook, scene: Scene) -> Verdict:

@@ -9,9 +9,11 @@ from itertools import chain
 from pathlib import Path
 
 from diloco_cli import places
-from diloco_cli.runs import Run
+from diloco_cli.errors import NothingThere
+from diloco_cli.runs import require_run
+from diloco_cli.spec import Spec
 from diloco_runtime.clock import Clock
-from diloco_runtime.errors import ConfigError
+from diloco_runtime.errors import ConfigError, RunMismatch, StoreUnavailable
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
 
@@ -31,20 +33,36 @@ class LogFile:
     offset: int = 0
 
 
-def log_files(run: Run, island: str | None, supervisor: bool) -> list[LogFile]:
-    """Return the logs to show: of one island, of all, or of the detached supervisor.
+def find_logs(spec: Spec, say: Callable[[str], None]) -> Path:
+    """Return the folder of the run's logs on this machine.
+
+    When the blackboard holds no such run (any more) or does not answer, that is the folder of the run of this name
+    which logged last here, and `say` is told so; without one, what is wrong with the blackboard is raised.
+    """
+    try:
+        run = require_run(spec)
+    except (RunMismatch, StoreUnavailable) as error:
+        folder = places.newest_run_dir(spec.name)
+        if folder is None:
+            raise
+        say(f"note: {error}\nshowing the newest logs that a run of this name left on this machine, in {folder}")
+        return folder
+    return places.run_dir(run.name, run.id)
+
+
+def log_files(spec: Spec, here: Path, island: str | None, supervisor: bool) -> list[LogFile]:
+    """Return the logs to show, of those in folder `here`: of one island, of all, or of the detached supervisor.
 
     Raises `ConfigError` naming the islands when there is no such one.
     """
     if supervisor:
-        return [LogFile("supervisor", places.supervisor_log(run.name, run.id))]
-    here = places.run_dir(run.name, run.id)
-    left = [path.parent.name for path in here.glob("*/island.log")] if here.exists() else []
-    names = list(dict.fromkeys([*run.spec.island_names, *sorted(left)]))
+        return [LogFile("supervisor", here / places.SUPERVISOR_LOG)]
+    left = [path.parent.name for path in here.glob(f"*/{places.ISLAND_LOG}")] if here.exists() else []
+    names = list(dict.fromkeys([*spec.island_names, *sorted(left)]))
     if island is not None and island not in names:
-        raise ConfigError(f"run {run.name} has no island {island}; its islands are {', '.join(names)}")
+        raise ConfigError(f"run {spec.name} has no island {island}; its islands are {', '.join(names)}")
     chosen = names if island is None else [island]
-    return [LogFile(name, places.island_log(run.name, run.id, name)) for name in chosen]
+    return [LogFile(name, here / name / places.ISLAND_LOG) for name in chosen]
 
 
 def newest_lines(file: LogFile, count: int) -> list[str]:
@@ -101,10 +119,13 @@ def in_order(lines: list[tuple[LogFile, str]]) -> list[tuple[LogFile, str]]:
 
 
 def show(files: list[LogFile], count: int, followed: bool, clock: Clock, write: Callable[[str], None]) -> None:
-    """Write the newest lines of every log, then go on with new ones if asked; several logs get a label in front."""
+    """Write the newest lines of every log, then go on with new ones if asked; several logs get a label in front.
+
+    Raises `NothingThere` when there is no line to show and new ones are not asked for.
+    """
     width = max((len(file.label) for file in files), default=0)
     newest = [(file, line) for file in files for line in newest_lines(file, count)]
     if not (newest or followed):
-        raise ConfigError(f"no log on this machine yet: {', '.join(str(file.path) for file in files)}")
+        raise NothingThere(f"no log on this machine yet: {', '.join(str(file.path) for file in files)}")
     for file, line in chain(in_order(newest), follow(files, clock) if followed else ()):
         write(line if len(files) == 1 else f"{file.label:{width}} | {line}")

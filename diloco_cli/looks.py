@@ -10,7 +10,7 @@ from diloco_cli.island_report import Scene
 from diloco_cli.looking import Observer, ProcessSight
 from diloco_cli.plan import Existing, Plan, make_plan
 from diloco_cli.provider_local import find_islands, sight
-from diloco_cli.runs import Run, find_run, place
+from diloco_cli.runs import Run, budget_of, check_usable, find_run, place
 from diloco_cli.spec import Spec
 from diloco_cli.status import StatusReport, build_report, settled
 from diloco_runtime.errors import StoreUnavailable
@@ -28,13 +28,18 @@ def sights(run_id: str) -> dict[str, ProcessSight]:
 
 
 def look_for_plan(spec: Spec) -> Plan:
-    """Return the plan for a spec, given what exists on its blackboard and on this machine."""
+    """Return the plan for a spec, given what exists on its blackboard and on this machine.
+
+    Raises what `up` and `train` would refuse the spec for: nothing is planned that cannot be done.
+    """
     run = find_run(spec)
+    check_usable(spec, run)
     if run is None:
         return make_plan(spec, Existing(), None)
     head, first = run.board.head(), run.board.read_commit(0)
     existing = Existing(
         run_id=run.id,
+        budget=budget_of(run),
         log_position=None if head is None else head.seq,
         phase="" if head is None else head.phase,
         table=() if first is None else first.fragments,

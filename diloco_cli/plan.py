@@ -1,19 +1,14 @@
-"""What a command is about to create, and what the run will cost the network: computed before anything is done. Pure."""
+"""What a command is about to create, computed before anything is done. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diloco_cli.estimate import Estimate, make_estimate
 from diloco_cli.spec import Spec
-from diloco_runtime.config import ModelConfig, RunConfig
 from diloco_runtime.records import Fragment
-
-FP32_BYTES = 4
-CODEC_BYTES = {"fp32": 4, "bf16": 2}
-BYTE_VOCABULARY = 256
 
 
 @dataclass(frozen=True)
@@ -31,35 +26,12 @@ class IslandPlan:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Sizes and requests of one outer step, that is of one commit of one fragment, all islands taking part."""
-
-    parameters: int
-    measured: bool
-    """From the run's own fragment table rather than from the settings."""
-    fragments: int
-    offer_bytes: int
-    """One island's delta of one fragment (the mean over fragments)."""
-    commit_bytes: int
-    """New parameters and outer momentum of one fragment, fp32."""
-    up_bytes: int
-    """Everybody's uploads per outer step: an offer per island and the commit."""
-    down_bytes: int
-    """Everybody's downloads per outer step: every offer by the syncer, the new parameters by every island, and the
-    syncer's own reading of the fragment and its momentum."""
-    requests: int
-    """Object-store requests per outer step, polling not included."""
-    inner_steps: float
-    """Inner steps of the fastest island between two outer steps."""
-    tokens: int | None
-    """Tokens that all islands together train on per outer step, if they are equally fast; None for custom tasks."""
-
-
-@dataclass(frozen=True)
 class Existing:
     """What is there before anything is done."""
 
     run_id: str | None = None
+    budget: int | None = None
+    """Tokens that the run is to merge at present."""
     log_position: int | None = None
     phase: str = ""
     table: tuple[Fragment, ...] = ()
@@ -78,6 +50,8 @@ class Plan:
     log_position: int | None
     phase: str
     budget: int
+    budget_now: int | None
+    """The run's budget as it is, which `train` raises to `budget`; None: there is no run yet."""
     islands: tuple[IslandPlan, ...]
     estimate: Estimate | None
     """None while the size of a custom task is unknown: no island has built it yet."""
@@ -117,8 +91,9 @@ def make_plan(spec: Spec, existing: Existing, run_home: Path | None) -> Plan:
         log_position=existing.log_position,
         phase=existing.phase,
         budget=spec.config.tokens,
+        budget_now=existing.budget,
         islands=islands,
-        estimate=_estimate(spec, existing.table),
+        estimate=make_estimate(spec, existing.table),
         creates=_creates(spec, existing),
         price_per_hour=0.0,
     )
@@ -131,46 +106,3 @@ def _creates(spec: Spec, existing: Existing) -> tuple[str, ...]:
         count = f"{len(missing)} island{'s' if len(missing) > 1 else ''}"
         found.append(f"{count} of 3 processes each on this machine when `diloco train` runs: {', '.join(missing)}")
     return tuple(found)
-
-
-def gpt_parameters(model: ModelConfig) -> int:
-    """Return the number of trained parameters of the built-in model: per block 12 width^2 and two norms."""
-    embeddings = BYTE_VOCABULARY * model.width * (1 if model.tied_embeddings else 2)
-    return embeddings + model.layers * (12 * model.width**2 + 2 * model.width) + model.width
-
-
-def _estimate(spec: Spec, table: Sequence[Fragment]) -> Estimate | None:
-    config, islands = spec.config, len(spec.islands)
-    if table:
-        total, parts = sum(fragment.numel for fragment in table), len(table)
-    elif config.model.kind == "gpt":
-        total, parts = gpt_parameters(config.model), config.sync.fragments
-    else:
-        return None
-    params = FP32_BYTES * total // parts
-    offer = CODEC_BYTES[config.sync.compression] * total // parts
-    return Estimate(
-        parameters=total,
-        measured=bool(table),
-        fragments=parts,
-        offer_bytes=offer,
-        commit_bytes=2 * params,
-        up_bytes=islands * offer + 2 * params,
-        down_bytes=islands * offer + islands * params + 2 * params,
-        requests=_requests(islands),
-        inner_steps=config.sync.sync_every / parts,
-        tokens=_tokens(spec, config, parts),
-    )
-
-
-def _requests(islands: int) -> int:
-    """Count one outer step: a call; per island an offer (payload, record) and an adoption (commit, call, payload); the
-    syncer's list, its reads of every offer (record, payload) and of fragment and momentum, and its three writes."""
-    return 1 + islands * 5 + (1 + 2 * islands + 2 + 3)
-
-
-def _tokens(spec: Spec, config: RunConfig, parts: int) -> int | None:
-    if config.model.kind != "gpt":
-        return None
-    samples = sum(island.batch_size for island in spec.islands)
-    return round(samples * config.inner.sequence_length * config.sync.sync_every / parts)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 import diloco_runtime
+from diloco_cli.errors import NothingThere
 from diloco_cli.spec import Spec
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock, SystemClock, SystemNonces
@@ -19,6 +20,12 @@ from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import ConfigError, RunMismatch, StoreUnavailable
 from diloco_runtime.records import ControlRecord, RunRecord
 from diloco_runtime.store import AlreadyExists, ObjectStore, open_store
+
+PREFLIGHT = "preflight/"
+"""Folder beside `run.json` in which the store is tried out; it is there only meanwhile."""
+
+PREFLIGHT_SECONDS = 600
+"""Age from which a probe in it was left by a process that died, on clocks that agree to minutes: none takes so long."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,18 @@ def require_run(spec: Spec) -> Run:
     return run
 
 
+def require_position(run: Run, at: int | None) -> None:
+    """Raise `NothingThere` unless the run has a model, and one at log position `at` if that is given."""
+    head = run.board.head()
+    if head is None:
+        raise NothingThere(
+            f"run {run.name} has no model yet: no island has initialised it; `diloco train {run.spec.path.name}` "
+            "starts its islands"
+        )
+    if at is not None and at > head.seq:
+        raise NothingThere(f"run {run.name} has no log position {at} yet; the newest is {head.seq}")
+
+
 def create_run(spec: Spec) -> tuple[Run, bool]:
     """Create the spec's run unless it exists; return what is there and whether it is new.
 
@@ -97,11 +116,12 @@ def create_run(spec: Spec) -> tuple[Run, bool]:
 
 def preflight(spec: Spec) -> None:
     """Write, read, list and delete one small object; raise `StoreUnavailable` naming the verb that does not work."""
-    store = open_store(spec.store, spec.name)
+    store, now = open_store(spec.store, spec.name), int(SystemClock().wall())
     nonce = SystemNonces().new()
-    folder, data = f"preflight-{nonce}/", nonce.encode()
+    folder, data = f"{PREFLIGHT}{now}-{nonce}/", nonce.encode()
     key = f"{folder}probe.txt"
     try:
+        _remove_old_probes(store, now)
         store.create(key, data)
         _try_create_again(store, key)
         if store.get(key) != data:
@@ -113,6 +133,14 @@ def preflight(spec: Spec) -> None:
             raise StoreUnavailable(f"{store.url}: an object that was deleted is still there")
     finally:
         store.delete_tree(folder)
+
+
+def _remove_old_probes(store: ObjectStore, now: int) -> None:
+    """Remove what processes that died in their `preflight` left; one that is at work right now keeps its probe."""
+    for name in store.list_folders(PREFLIGHT):
+        began, _, _ = name.partition("-")
+        if not began.isdecimal() or now - int(began) > PREFLIGHT_SECONDS:
+            store.delete_tree(f"{PREFLIGHT}{name}/")
 
 
 def _try_create_again(store: ObjectStore, key: str) -> None:
@@ -165,6 +193,35 @@ def check_same(run: Run) -> None:
         )
 
 
+def check_budget(run: Run) -> int:
+    """Return the run's budget; raise `ConfigError` when the spec would lower it."""
+    budget, wanted = budget_of(run), run.spec.config.tokens
+    if wanted < budget:
+        raise ConfigError(
+            f"{run.spec.path.name}: [run] tokens = {wanted}: the run's budget is {budget} already and can only be "
+            "raised; set it back, or stop the run early with `diloco down`"
+        )
+    return budget
+
+
+def check_data(spec: Spec) -> None:
+    """Raise `ConfigError` when a file pattern of the spec matches nothing: islands would fail on it one by one."""
+    if spec.config.model.kind != "gpt":
+        return
+    from diloco_runtime.text_data import find_files
+
+    find_files(str(spec.root), spec.config.data.files, "files")
+    find_files(str(spec.root), spec.config.data.held_out_files, "held_out_files")
+
+
+def check_usable(spec: Spec, run: Run | None) -> None:
+    """Raise what `up` and `train` refuse a spec for, given the run that is there: before anything is shown or made."""
+    if run is not None:
+        check_same(run)
+        check_budget(run)
+    check_data(spec)
+
+
 # ---- wishes ---------------------------------------------------------------------------------------------------------
 
 
@@ -210,12 +267,7 @@ def ready_to_train(run: Run, seen: ControlRecord | None) -> Readiness:
     `seen`: the newest wish when the command began. A stop request that came later is obeyed ("stopped"), never taken
     back: its author could not know of this command. Raises `ConfigError` when the spec would lower the budget.
     """
-    head, budget, wanted = run.board.head(), budget_of(run), run.spec.config.tokens
-    if wanted < budget:
-        raise ConfigError(
-            f"{run.spec.path.name}: [run] tokens = {wanted}: the run's budget is {budget} already and can only be "
-            "raised; set it back, or stop the run early with `diloco down`"
-        )
+    head, budget, wanted = run.board.head(), check_budget(run), run.spec.config.tokens
     over = head is not None and head.phase == "final" and not _reopens(seen, head.control)
     if over and head is not None and head.reason == "budget" and wanted <= budget:
         return "finished"

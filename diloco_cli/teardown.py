@@ -16,7 +16,7 @@ from diloco_cli import places
 from diloco_cli.claim import is_gone, own_identity
 from diloco_cli.errors import TeardownFailed
 from diloco_cli.provider_local import IslandProcesses, end, find_islands, find_run_ids, find_trains, is_alive
-from diloco_cli.runs import Run, find_run, request_stop
+from diloco_cli.runs import PREFLIGHT, Run, find_run, request_stop
 from diloco_cli.spec import Spec
 from diloco_runtime.clock import Clock, SystemClock
 from diloco_runtime.errors import CorruptObject, DilocoError, StoreUnavailable
@@ -73,10 +73,10 @@ def take_down(spec: Spec, now: bool, purge: bool, say: Say) -> None:
 
 
 def _purge(spec: Spec, run: Run | None) -> str:
-    """Delete the run, and what purges that were interrupted left of earlier ones; say what went."""
+    """Delete the run, and what interrupted purges and preflights left of earlier ones; say what went."""
     store = open_store(spec.store, spec.name)
     ids = ([run.id] if run is not None else []) + leftover_runs(store)
-    objects = sum(purge_run(store, run_id) for run_id in ids)
+    objects = sum(purge_run(store, run_id) for run_id in ids) + store.delete_tree(PREFLIGHT)
     kept = "" if run is None else f"; logs stay in {places.run_dir(run.name, run.id)}"
     return f"deleted {objects} objects{kept}"
 

@@ -20,7 +20,16 @@ from diloco_cli.exit_codes import ExitCode
 from diloco_cli.island_watch import State
 from diloco_cli.plan import Existing, Plan, make_plan
 from diloco_cli.provider_local import LocalProvider, find_islands
-from diloco_cli.runs import Readiness, Run, check_same, create_run, find_run, preflight, ready_to_train
+from diloco_cli.runs import (
+    Readiness,
+    Run,
+    check_data,
+    check_usable,
+    create_run,
+    find_run,
+    preflight,
+    ready_to_train,
+)
 from diloco_cli.spec import Spec
 from diloco_cli.status import StatusReport
 from diloco_cli.supervision import End
@@ -46,22 +55,12 @@ class Ready:
     seen: ControlRecord | None
 
 
-def check_data(spec: Spec) -> None:
-    """Raise `ConfigError` when a file pattern of the spec matches nothing: islands would fail on it one by one."""
-    if spec.config.model.kind != "gpt":
-        return
-    from diloco_runtime.text_data import find_files
-
-    find_files(str(spec.root), spec.config.data.files, "files")
-    find_files(str(spec.root), spec.config.data.held_out_files, "held_out_files")
-
-
 def bring_up(spec: Spec) -> tuple[Run, bool]:
     """Create the spec's run unless it is there, and record its islands; return it and whether it is new."""
     check_data(spec)
     preflight(spec)
     run, created = create_run(spec)
-    check_same(run)
+    check_usable(spec, run)  # another person may have been faster, with another spec
     if run.board.newest_supervisor() is None:
         _record_islands(run)
     return run, created
@@ -94,10 +93,9 @@ def make_ready(spec: Spec, after_control: int | None, announce: Callable[[Plan],
     seen = None
     if run is not None:
         seen = run.board.newest_control() if after_control is None else run.board.read_control(after_control)
-        check_same(run)
-        check_data(spec)
-        created = False
-    else:
+    check_usable(spec, run)
+    created = False
+    if run is None:
         announce(make_plan(spec, Existing(), None))
         run, created = bring_up(spec)
     return Ready(run, created, ready_to_train(run, seen), seen)
@@ -212,7 +210,7 @@ def _start_supervisor(ready: Ready, log: Path) -> subprocess.Popen[bytes]:
     after = ("--after-control", str(0 if known is None else known.number))
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "diloco_cli", "train", str(run.spec.path), "--yes", *after],
+            [sys.executable, "-m", "diloco_cli", "train", str(run.spec.path), *after],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

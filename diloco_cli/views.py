@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from diloco_cli.formats import count, duration, number, share, size
-from diloco_cli.island_report import IslandReport
+from diloco_cli.formats import bit_rate, count, duration, number, share, size
+from diloco_cli.island_report import IslandReport, lasting_problems
 from diloco_cli.plan import Plan
 from diloco_cli.status import StatusReport
 from diloco_runtime.clock import Clock
@@ -62,7 +62,10 @@ def print_plan(plan: Plan) -> None:
     there = "new" if plan.run_id is None else f"run id {plan.run_id}"
     if plan.log_position is not None:
         there += f", log position {plan.log_position}" + (" (final)" if plan.phase == "final" else "")
-    console.print(f"run {plan.run} ({there}) in {plan.store}, budget {count(plan.budget)} tokens")
+    raised = (
+        "" if plan.budget_now in (None, plan.budget) else f" (now {count(plan.budget_now)}; `diloco train` raises it)"
+    )
+    console.print(f"run {plan.run} ({there}) in {plan.store}, budget {count(plan.budget)} tokens{raised}")
     table = _table("ISLAND", "PROVIDER", "BATCH", "THREADS", "PROCESSES", "NOW", right=("BATCH", "THREADS"))
     for island in plan.islands:
         now = "running" if island.exists else "absent"
@@ -86,7 +89,12 @@ def _estimate_lines(plan: Plan) -> list[str]:
         f"model {count(estimate.parameters)} parameters{source}, {estimate.fragments} fragments",
         f"outer step: every {estimate.inner_steps:g} inner steps{tokens}; an offer is {size(estimate.offer_bytes)}, "
         f"a commit {size(estimate.commit_bytes)}; up {size(estimate.up_bytes)}, down {size(estimate.down_bytes)}, "
-        f"{estimate.requests} requests besides polling",
+        f"{estimate.writes} writes and {estimate.reads} reads",
+        f"at 1 s per inner step: the merging syncer needs {bit_rate(estimate.syncer_down_gbits)} down and "
+        f"{bit_rate(estimate.syncer_up_gbits)} up; polls, heartbeats and the like add about "
+        f"{estimate.background_per_second:.0f} requests per second",
+        f"checkpoints: {size(estimate.checkpoint_bytes)} per island every {estimate.checkpoint_every:g} s",
+        *(f"! {warning}" for warning in estimate.warnings),
     ]
 
 
@@ -179,6 +187,11 @@ def summary_lines(report: StatusReport, seconds: float, offers_per_commit: float
         f"restarts {report.restarts} ({restarts}), goodput {share(report.goodput)}, "
         f"{size(report.bytes_up)} up, {size(report.bytes_down)} down, {count(report.requests)} requests, "
         f"{duration(seconds)} of supervision",
+        *(
+            f"! {island.name}: {problem}"
+            for island in report.islands
+            for problem in lasting_problems(island.skipped_steps, island.reset_fragments, island.reread_samples)
+        ),
     ]
 
 
@@ -187,7 +200,7 @@ def summary_lines(report: StatusReport, seconds: float, offers_per_commit: float
 
 class LiveView:
     """Redraws the table on a terminal with the newest events below it; elsewhere prints events and, now and then, one
-    status line. Use as a context manager."""
+    status line and what is newly wrong. Use as a context manager."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -196,6 +209,7 @@ class LiveView:
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._report: StatusReport | None = None
         self._printed: float | None = None
+        self._problems: tuple[str, ...] = ()
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
@@ -227,6 +241,10 @@ class LiveView:
         if self._printed is None or now - self._printed >= PLAIN_EVERY:
             self._printed = now
             self.say(headline(report))
+            for problem in report.problems:
+                if problem not in self._problems:
+                    self.say(f"! {problem}")
+            self._problems = report.problems
 
     def _draw(self) -> None:
         assert self._live is not None

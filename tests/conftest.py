@@ -12,6 +12,7 @@ import pytest
 # Small tensors gain nothing from a second thread, and OpenMP's threads spin against whatever else the machine does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
 @pytest.fixture(autouse=True)
 def _own_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may leave anything in the home directory of the person who runs it."""

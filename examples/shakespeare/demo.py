@@ -19,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SPEC = "run.toml"
 VICTIM = "b"
+EXPORT = "shakespeare.safetensors"
 DILOCO = (sys.executable, "-m", "diloco_cli")
 LOOK_SECONDS = 2.0
 LIMIT_SECONDS = 900.0
@@ -70,8 +71,8 @@ def kill_half_way(training: subprocess.Popen[bytes]) -> None:
 
 def train() -> None:
     """Train to the end, with the kill half-way."""
-    show(f"diloco train {SPEC} --yes")
-    training = subprocess.Popen([*DILOCO, "train", SPEC, "--yes"], cwd=HERE)
+    show(f"diloco train {SPEC}")
+    training = subprocess.Popen([*DILOCO, "train", SPEC], cwd=HERE)
     killer = threading.Thread(target=kill_half_way, args=(training,), daemon=True)
     killer.start()
     try:
@@ -96,7 +97,7 @@ def main() -> None:
     before, after = (
         float(json.loads(diloco("eval", SPEC, *at, "--json"))["held_out_loss"]) for at in (["--at", "0"], [])
     )
-    exported = diloco("export", SPEC, "--force", "-o", "shakespeare.safetensors").strip()
+    exported = diloco("export", SPEC, "--force", "-o", EXPORT).strip()
     show(f"diloco sample {SPEC} --prompt 'HAMLET.' --length 300")
     print(diloco("sample", SPEC, "--prompt", "HAMLET.", "--length", "300").strip())
     fates = report["fates"]

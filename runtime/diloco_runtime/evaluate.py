@@ -48,8 +48,3 @@ def load_model(
     commit, tensors = load_state(board, seq)
     fill_parameters(task.model, tensors, f"run {board.run_id}")
     return commit, task
-
-
-def evaluate(board: Blackboard, config: RunConfig, root: str, seq: int | None = None) -> float:
-    """Return the held-out loss of the global model at a log position, on the CPU; see `load_model`."""
-    return load_model(board, config, root, seq)[1].held_out_loss()

@@ -207,6 +207,8 @@ class Learner:
                 write_fragment(self._parameters, fragment, anchor)
                 self._logic.on_bad_delta(offer.fragment)
                 self._unfinished = f"fragment {offer.fragment} was not finite and was reset to its anchor"
+                resets = self.status.reset_fragments + 1
+                self.status = self.status.model_copy(update={"reset_fragments": resets})
                 continue
             self._published[offer.fragment] = {key: anchor[key] - sent[key] for key in sent}
             nonce = self._board.new_nonce()

@@ -240,6 +240,8 @@ class LearnerStatus(Part):
     in_flight: int = 1
     skipped_steps: int = 0
     """Inner steps undone because loss or gradient was not finite."""
+    reset_fragments: int = 0
+    """Times that a fragment was not finite and was set back to its anchor instead of offered."""
     reread_samples: int = 0
     """Samples read again because no further unit could be claimed."""
     publish_seconds: float | None = None

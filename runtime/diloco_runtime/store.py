@@ -102,5 +102,6 @@ def open_store(url: str, run: str) -> ObjectStore:
 
         return MemoryStore(f"{place}/{run}")
     raise ConfigError(
-        f'store = "{url}" is not supported; use file:///absolute/folder (this machine) or memory://name (this process)'
+        f'store = "{url}" is not supported; a run needs file:///absolute/folder, which its processes share. '
+        "memory://name lives in one process: for tests and benches, not for a spec"
     )

@@ -1,21 +1,33 @@
 """The command line from outside: help, exit codes, messages, and every command that needs no island."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import resource
+import select
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
+import typer
 
+from diloco_cli import places
 from diloco_cli.__main__ import main
+from diloco_cli.app import app
+from diloco_cli.errors import AnotherSupervisor, NothingThere, SpecError, TeardownFailed
 from diloco_cli.exit_codes import MEANINGS, ExitCode, code_for
 from diloco_cli.resources import find
+from diloco_cli.runs import find_run
 from diloco_cli.spec import load_spec
-from diloco_runtime import errors
+from diloco_runtime import __version__, errors
+from tests.support.cli_records import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +90,24 @@ def test_help_lists_commands_in_panels_and_every_exit_code(capsys: pytest.Captur
     assert set(MEANINGS) == set(ExitCode)
 
 
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"diloco {__version__}\n"
+
+
+def test_the_help_of_every_command_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    helped = {}
+    for command in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert main([command, "--help"]) == 0
+        helped[command] = capsys.readouterr().out
+        assert "[[" not in helped[command] and "]]" not in helped[command], command
+        assert not re.search(r"\[default: *\]", helped[command].replace("\n", "")), command
+    assert "diloco init [OPTIONS] [DIR|FILE]" in helped["init"]
+    assert "diloco logs [OPTIONS] [SPEC] [ISLAND]" in helped["logs"]
+    assert "a newline" in helped["sample"]
+    assert "--yes" in helped["up"] and "--yes" not in helped["train"], "train never asks in this version"
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -85,7 +115,12 @@ def test_help_lists_commands_in_panels_and_every_exit_code(capsys: pytest.Captur
         (errors.StoreUnavailable(), 3),
         (errors.RunMismatch(), 4),
         (errors.MissingPayload(), 4),
+        (errors.IncompatibleModel(), 4),
+        (NothingThere(), 4),
+        (AnotherSupervisor(), 7),
+        (SpecError([]), 2),
         (errors.CorruptObject(), 1),
+        (TeardownFailed(), 1),
         (ValueError(), 1),
         (KeyboardInterrupt(), 130),
     ],
@@ -165,7 +200,9 @@ def test_up_creates_the_run_once(spec: Path, capsys: pytest.CaptureFixture[str])
     assert "run demo is up (run id" in capsys.readouterr().out
     edit(spec, "tokens = 1000", "tokens = 2000")
     assert main(["up", str(spec), "--yes"]) == 0, "a raised budget is the same run"
-    assert "run demo is already up" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "run demo is already up" in said
+    assert "budget 2 k tokens (now 1 k; `diloco train` raises it)" in said
     assert (spec.parent / "bb/demo/run.json").read_bytes() == first
     visible = {path.name for path in (spec.parent / "bb/demo").iterdir() if not path.name.startswith(".")}
     assert visible == {"run.json", json.loads(first)["run_id"]}, "nothing of the store's check is left"
@@ -175,11 +212,33 @@ def test_up_refuses_another_identity_and_names_the_keys(spec: Path, capsys: pyte
     assert main(["up", str(spec), "--yes"]) == 0
     edit(spec, "width = 8", "width = 16")
     edit(spec, "[islands.a]", "[inner]\nlr = 0.5\n[islands.a]")
-    for command in (["up", "--yes"], ["train"]):
+    capsys.readouterr()
+    for command in (["plan"], ["up", "--yes"], ["train"]):
         assert main([command[0], str(spec), *command[1:]]) == 4
-        said = capsys.readouterr().err
+        shown = capsys.readouterr()
+        said = shown.err
+        assert shown.out == "", "no plan for what is refused"
         assert "inner.lr: the run has 0.003, the spec has 0.5; model.width: the run has 8, the spec has 16" in said
         assert "run.name" in said and "diloco down demo.toml --purge" in said
+
+
+def test_scripts_may_tell_train_not_to_ask(spec: Path) -> None:
+    assert main(["up", str(spec), "--yes"]) == 0
+    edit(spec, "tokens = 1000", "tokens = 500")
+    assert main(["train", str(spec), "--yes"]) == main(["train", str(spec)]) == 2, "refused for its budget either way"
+
+
+def test_a_lowered_budget_is_refused_alike_by_all_and_before_a_plan_is_shown(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", str(spec), "--yes"]) == 0
+    edit(spec, "tokens = 1000", "tokens = 500")
+    capsys.readouterr()
+    for command in (["plan"], ["plan", "--json"], ["up", "--yes"], ["train"]):
+        assert main([command[0], str(spec), *command[1:]]) == 2, command
+        said = capsys.readouterr()
+        assert "demo.toml: [run] tokens = 500: the run's budget is 1000 already" in said.err
+        assert said.out == ""
 
 
 def test_up_refuses_another_version_of_the_code(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,9 +251,10 @@ def test_up_refuses_another_version_of_the_code(spec: Path, capsys: pytest.Captu
 
 def test_nothing_is_created_when_data_files_are_missing(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (spec.parent / "a.txt").unlink()
-    for command in ("up", "train"):
-        assert main([command, str(spec), "--yes"]) == 2
-        assert '"a.txt" matches no file' in capsys.readouterr().err
+    for command in (["plan"], ["up", "--yes"], ["train"]):
+        assert main([command[0], str(spec), *command[1:]]) == 2
+        said = capsys.readouterr()
+        assert '"a.txt" matches no file' in said.err and said.out == ""
     assert not (spec.parent / "bb").exists()
 
 
@@ -226,11 +286,25 @@ def test_status_of_a_run_that_never_started(spec: Path, capsys: pytest.CaptureFi
     assert "PENDING" in capsys.readouterr().out
 
 
-def test_using_a_model_that_is_not_there_yet(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_yet_is_4(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", str(spec), "--yes"]) == 0
+    for command in (["export"], ["eval"], ["sample"], ["eval", "--at", "3"]):
+        assert main([command[0], str(spec), *command[1:]]) == 4
+        said = capsys.readouterr().err
+        assert "run demo has no model yet" in said and "diloco train demo.toml" in said
+    assert main(["logs", str(spec)]) == 4
+    assert "no log on this machine yet" in capsys.readouterr().err
+    run = find_run(load_spec(spec))
+    assert run is not None
+    run.board.create(run.board.keys.log(0), commit(0, run_id=run.id))
     for command in ("export", "eval", "sample"):
-        assert main([command, str(spec)]) == 2
-        assert "no island has initialised the run" in capsys.readouterr().err
+        assert main([command, str(spec), "--at", "3"]) == 4
+        assert "run demo has no log position 3 yet; the newest is 0" in capsys.readouterr().err
+
+
+def test_an_exported_file_has_no_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(tmp_path / "model.safetensors"), "--at", "3"]) == 2
+    assert "an exported file holds just one" in capsys.readouterr().err
 
 
 def test_down_is_fine_at_any_time_and_twice(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,11 +319,71 @@ def test_down_is_fine_at_any_time_and_twice(spec: Path, capsys: pytest.CaptureFi
     assert not list((spec.parent / "bb").rglob("*.json"))
 
 
+def test_logs_outlive_a_purge_and_an_outage(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", str(spec), "--yes"]) == 0
+    run = find_run(load_spec(spec))
+    assert run is not None
+    log = places.island_log(run.name, run.id, "b")
+    log.parent.mkdir(parents=True)
+    log.write_text("last words\n")
+    assert main(["down", str(spec), "--purge", "--yes"]) == 0
+    assert f"logs stay in {places.run_dir(run.name, run.id)}" in capsys.readouterr().out
+    (spec.parent / "elsewhere").write_text("a file where the folder should be")
+    for store, why in (("file://./bb", "there is no run demo"), ("file://./elsewhere", "cannot read run.json")):
+        edit(spec, spec.read_text().split('store = "')[1].split('"')[0], store)
+        assert main(["logs", str(spec)]) == 0
+        said = capsys.readouterr()
+        assert said.out == "b | last words\n"
+        assert why in said.err and str(places.run_dir(run.name, run.id)) in said.err
+    assert main(["up", str(spec), "--yes"]) == 3
+
+
 def test_purge_asks_first(spec: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from io import StringIO
 
     assert main(["up", str(spec), "--yes"]) == 0
     monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
     assert main(["down", str(spec), "--purge"]) == 1
-    assert "the model included?" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "the model included?" in said.out and "nothing was done" in said.err
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+    assert main(["down", str(spec), "--purge"]) == 1, "the end of the input is no yes"
+    assert (spec.parent / "bb/demo/run.json").exists()
+
+
+def interrupt_at_the_question(question: bytes, *arguments: str) -> tuple[int, bytes]:
+    """Run a command on a terminal of its own and send it SIGINT when it asks; return its exit code and output."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "diloco_cli", *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        said, deadline = b"", time.monotonic() + 50
+        try:
+            while question not in said:
+                assert select.select([ours], [], [], deadline - time.monotonic())[0], said
+                said += os.read(ours, 4096)
+            # A signal between the question and the read would wait for a key, so wait for the read first.
+            child, asleep = psutil.Process(process.pid), 0
+            while asleep < 10:
+                assert time.monotonic() < deadline, said
+                asleep = asleep + 1 if child.status() == psutil.STATUS_SLEEPING else 0
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # a terminal that nobody holds any more reads as an error
+                while more := os.read(ours, 4096):
+                    said += more
+            return process.wait(50), said
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_ctrl_c_at_a_question_is_130_and_nothing_is_done(spec: Path) -> None:
+    code, said = interrupt_at_the_question(b"Go on?", "up", str(spec))
+    assert code == 130 and b"nothing was done" in said, said
+    assert not (spec.parent / "bb").exists()
+    assert main(["up", str(spec), "--yes"]) == 0
+    code, said = interrupt_at_the_question(b"the model included?", "down", str(spec), "--purge")
+    assert code == 130 and b"nothing was done" in said, said
     assert (spec.parent / "bb/demo/run.json").exists()

@@ -1,5 +1,6 @@
 """A run between commands: wishes and budgets, who may supervise, logs; without any process."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 
 from diloco_cli import places
 from diloco_cli.claim import Claim, Identity
-from diloco_cli.errors import AnotherSupervisor
+from diloco_cli.errors import AnotherSupervisor, NothingThere
 from diloco_cli.formats import count, duration, size
 from diloco_cli.logs import LogFile, in_order, log_files, new_lines, newest_lines, show
 from diloco_cli.runs import Run, budget_of, create_run, preflight, ready_to_train, request_stop
 from diloco_cli.spec import Spec, load_spec
+from diloco_cli.teardown import take_down
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemNonces
 from diloco_runtime.errors import ConfigError
 from diloco_runtime.records import ControlRecord, SupervisorHeartbeat
+from diloco_runtime.store import ObjectStore, open_store
 from tests.support.cli_records import commit
 
 
@@ -123,6 +126,51 @@ def test_the_preflight_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "bb").rglob("*") if path.is_file()] == []
 
 
+class DyingStore:
+    """A store in which the process dies at a chosen verb: everything after it fails, clearing up included."""
+
+    def __init__(self, inner: ObjectStore, verb: str) -> None:
+        self.inner, self.url, self.verb, self.dead = inner, inner.url, verb, False
+
+    def __getattr__(self, name: str) -> object:
+        if self.dead or name == self.verb:
+            self.dead = True
+            raise KeyboardInterrupt
+        return getattr(self.inner, name)
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_what_a_killed_preflight_left_goes_with_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, now = write_spec(tmp_path), [1_700_000_000.0]
+    monkeypatch.setattr("diloco_cli.runs.SystemClock.wall", lambda clock: now[0])
+    for verb in ("get", "list", "delete"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("diloco_cli.runs.open_store", lambda *place: DyingStore(open_store(*place), verb))  # noqa: B023
+            preflight(spec)
+    store = open_store(spec.store, spec.name)
+    assert len(store.list("")) == 3
+    now[0] += 60.0
+    preflight(spec)
+    assert len(store.list("")) == 3, "somebody may be at work there"
+    now[0] += 600.0
+    preflight(spec)
+    assert everything_in(tmp_path / "bb") == []
+
+
+def test_a_purge_removes_what_killed_preflights_left(tmp_path: Path) -> None:
+    run, _ = create_run(write_spec(tmp_path))
+    run.board.store.create("preflight/1-x/probe.txt", b"x")
+    hidden = tmp_path / "bb/demo/preflight/.tmp/half-written"
+    hidden.parent.mkdir(exist_ok=True)
+    hidden.write_text("x")
+    lines: list[str] = []
+    take_down(run.spec, True, True, lines.append)
+    assert everything_in(tmp_path / "bb") == [] and lines[-1].startswith("deleted 3 objects")
+
+
 # ---- claim ----------------------------------------------------------------------------------------------------------
 
 HERE, THERE = Identity("here", 999_999, 5.0), Identity("there", 7, 5.0)
@@ -210,21 +258,37 @@ def test_lines_of_several_islands_are_ordered_by_time_and_tracebacks_stay_whole(
 
 
 def test_logs_of_one_all_and_wrong_islands(run: Run) -> None:
-    assert [file.label for file in log_files(run, None, False)] == ["a", "b"]
-    assert log_files(run, None, True)[0].path == places.supervisor_log("demo", run.id)
+    here = places.run_dir("demo", run.id)
+    assert [file.label for file in log_files(run.spec, here, None, False)] == ["a", "b"]
+    assert log_files(run.spec, here, None, True)[0].path == places.supervisor_log("demo", run.id)
     with pytest.raises(ConfigError, match="run demo has no island c; its islands are a, b"):
-        log_files(run, "c", False)
-    with pytest.raises(ConfigError, match="no log on this machine yet"):
-        show(log_files(run, "a", False), 5, False, run.clock, print)
+        log_files(run.spec, here, "c", False)
+    with pytest.raises(NothingThere, match="no log on this machine yet"):
+        show(log_files(run.spec, here, "a", False), 5, False, run.clock, print)
     for name in ("a", "left"):
         path = places.island_log("demo", run.id, name)
         path.parent.mkdir(parents=True)
         path.write_text(f"hello of {name}\n")
     shown: list[str] = []
-    show(log_files(run, None, False), 5, False, run.clock, shown.append)
+    show(log_files(run.spec, here, None, False), 5, False, run.clock, shown.append)
     assert shown == ["a    | hello of a", "left | hello of left"]
-    show(log_files(run, "left", False), 5, False, run.clock, shown.append)
+    show(log_files(run.spec, here, "left", False), 5, False, run.clock, shown.append)
     assert shown[-1] == "hello of left"
+
+
+def test_the_newest_local_run_of_a_name(tmp_path: Path) -> None:
+    assert places.newest_run_dir("demo") is None
+    for age, name in enumerate(("demo-0123456789abcdef", "demo-fedcba9876543210", "demo-2-0123456789abcdef")):
+        log = places.home() / "runs" / name / "a" / "island.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("x\n")
+        os.utime(log, (1000 + age, 1000 + age))
+    (places.home() / "runs" / "demo-00000000deadbeef").mkdir()
+    assert places.newest_run_dir("demo") == places.home() / "runs" / "demo-fedcba9876543210"
+    older = places.home() / "runs" / "demo-0123456789abcdef"
+    (older / "supervisor.log").write_text("newer than all\n")
+    assert places.newest_run_dir("demo") == older
+    assert places.newest_run_dir("other") is None
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------

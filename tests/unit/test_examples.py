@@ -28,17 +28,29 @@ BARS = EXAMPLES / "custom_task" / "run.toml"
 SHAKESPEARE = EXAMPLES / "shakespeare" / "run.toml"
 
 
+def load_module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_there_are_examples() -> None:
     assert {SHAKESPEARE, BARS} <= set(SPECS)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.parent.name)
-def test_every_example_loads_and_keeps_its_blackboard_beside_it(path: Path) -> None:
+def test_every_example_loads_and_what_it_makes_is_never_committed(path: Path) -> None:
     spec = load_spec(path)
     assert len(spec.islands) >= 2
     assert spec.store == f"file://{path.parent / 'blackboard'}"
-    ignored = subprocess.run(["git", "check-ignore", "-q", str(path.parent / "blackboard" / "x")], cwd=EXAMPLES)
-    assert ignored.returncode in (0, 128), "the blackboard of an example would be committed"  # 128: no checkout
+    made = ["blackboard/x", f"{spec.name}.safetensors"]
+    if (path.parent / "demo.py").exists():
+        made += [load_module(path.parent / "demo.py").EXPORT, "data/train/hamlet.txt"]
+    for name in made:
+        ignored = subprocess.run(["git", "check-ignore", "-q", str(path.parent / name)], cwd=EXAMPLES, check=False)
+        assert ignored.returncode in (0, 128), f"{name} would be committed"  # 128: no checkout
 
 
 # ---- the custom task ------------------------------------------------------------------------------------------------
@@ -94,10 +106,7 @@ def test_the_custom_task_refuses_unknown_options() -> None:
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The fetcher, working below `tmp_path`, with an index that holds nothing: what it needs has to be there."""
-    spec = importlib.util.spec_from_file_location("get_corpus", EXAMPLES / "shakespeare" / "get_corpus.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(EXAMPLES / "shakespeare" / "get_corpus.py")
     module.DATA = tmp_path / "data"
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))

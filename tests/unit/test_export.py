@@ -18,7 +18,7 @@ from diloco_runtime.clock import Clock, Nonces
 from diloco_runtime.codec import encode_fragment
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import ConfigError, IncompatibleModel, MissingPayload, RunMismatch
-from diloco_runtime.evaluate import evaluate, fill_parameters, load_model
+from diloco_runtime.evaluate import fill_parameters, load_model
 from diloco_runtime.export import export_safetensors, read_export
 from diloco_runtime.fragments import piece_view, table_of, trained_parameters
 from diloco_runtime.gpt import build_gpt
@@ -191,9 +191,9 @@ def test_evaluate_measures_the_global_model_of_that_position(
     run: WrittenRun, config: RunConfig, tmp_path: Path
 ) -> None:
     fresh = load_task(TaskContext(config, torch.device("cpu"), str(tmp_path)))
-    assert evaluate(run.board, config, str(tmp_path), 0) == fresh.held_out_loss()
+    assert load_model(run.board, config, str(tmp_path), 0)[1].held_out_loss() == fresh.held_out_loss()
     fill_parameters(fresh.model, run.states[5], "the test")
-    assert evaluate(run.board, config, str(tmp_path)) == fresh.held_out_loss()
+    assert load_model(run.board, config, str(tmp_path))[1].held_out_loss() == fresh.held_out_loss()
     commit, task = load_model(run.board, config, str(tmp_path), 2)
     assert commit.seq == 2
     assert all(torch.equal(p, run.states[2][name]) for name, p in trained_parameters(task.model).items())
@@ -211,7 +211,7 @@ def test_another_model_than_the_runs_is_refused_by_its_first_difference(
     run: WrittenRun, tmp_path: Path, model: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(IncompatibleModel, match=says):
-        evaluate(run.board, config_in(tmp_path, model=model), str(tmp_path))
+        load_model(run.board, config_in(tmp_path, model=model), str(tmp_path))[1].held_out_loss()
 
 
 # ---- sample ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from diloco_cli.plan import gpt_parameters
+from diloco_cli.estimate import gpt_parameters
 from diloco_runtime.config import ModelConfig
 from diloco_runtime.errors import ConfigError
 from diloco_runtime.fragments import embedding_names, trained_parameters

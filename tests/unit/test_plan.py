@@ -1,15 +1,23 @@
 """The plan: what is created, and sizes and requests that agree with the real model."""
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from diloco_cli.plan import Existing, gpt_parameters, make_plan
+from diloco_cli.estimate import Estimate, _supervision, gpt_parameters
+from diloco_cli.plan import Existing, make_plan
 from diloco_cli.spec import Spec, load_spec
+from diloco_cli.views import print_plan
 from diloco_runtime.config import ModelConfig
 from diloco_runtime.gpt import build_gpt
 from diloco_runtime.records import Fragment, TensorPiece
+from diloco_runtime.store import AlreadyExists, Names
+from tests.support.islands import archipelago
+from tests.support.tasks import LinearTask
+from tests.support.world import DictStore
 
 
 def spec(tmp_path: Path, more: str = "", model: str = "layers = 1\nheads = 2\nwidth = 16") -> Spec:
@@ -48,23 +56,141 @@ def test_what_exists_is_not_created_again(tmp_path: Path) -> None:
     assert rest.startswith("1 island of 3 processes") and rest.endswith(": b")
 
 
+def estimate(tmp_path: Path, more: str = "", existing: Existing | None = None) -> Estimate:
+    found = make_plan(spec(tmp_path, more), existing or Existing(), None).estimate
+    assert found is not None
+    return found
+
+
+def of_size(parameters: int, fragments: int = 6) -> Existing:
+    """Return what exists of a run whose model has so many parameters."""
+    piece = TensorPiece(name="w", shape=(parameters // fragments,), start=0, stop=parameters // fragments, merge="rda")
+    return Existing(run_id="ab" * 8, table=(Fragment(pieces=(piece,)),) * fragments)
+
+
 def test_bytes_per_outer_step(tmp_path: Path) -> None:
-    estimate = make_plan(spec(tmp_path, "[sync]\nfragments = 4\nsync_every = 24"), Existing(), None).estimate
-    assert estimate is not None and not estimate.measured
+    found = estimate(tmp_path, "[sync]\nfragments = 4\nsync_every = 24")
     total = gpt_parameters(ModelConfig(layers=1, heads=2, width=16))
     fragment = 4 * total // 4
-    assert (estimate.parameters, estimate.fragments, estimate.inner_steps) == (total, 4, 6.0)
-    assert estimate.offer_bytes == fragment
-    assert estimate.commit_bytes == 2 * fragment, "parameters and momentum"
-    assert estimate.up_bytes == 2 * fragment + 2 * fragment
-    assert estimate.down_bytes == 2 * fragment + 2 * fragment + 2 * fragment
-    assert estimate.tokens == (8 + 2) * 32 * 6
+    assert (found.measured, found.parameters, found.fragments, found.inner_steps) == (False, total, 4, 6.0)
+    assert found.offer_bytes == fragment
+    assert found.commit_bytes == 2 * fragment, "parameters and momentum"
+    assert found.up_bytes == 2 * fragment + 2 * fragment
+    assert found.down_bytes == 2 * fragment + 2 * fragment, "offers to the syncer, parameters to every island"
+    assert found.tokens == (8 + 2) * 32 * 6
+    assert (found.checkpoint_bytes, found.checkpoint_every) == (8 * total, 60.0), "two moments of AdamW"
+    assert found.warnings == ()
+
+
+def test_without_momentum_a_commit_is_parameters_alone(tmp_path: Path) -> None:
+    full, bare = estimate(tmp_path), estimate(tmp_path, "[outer]\nmomentum = 0.0")
+    assert full.commit_bytes == 2 * bare.commit_bytes
+    assert full.up_bytes - bare.up_bytes == bare.commit_bytes
+    assert (full.writes - bare.writes, full.reads - bare.reads) == (1, 0)
+    assert full.down_bytes == bare.down_bytes, "nobody downloads momentum"
+
+
+def test_sgd_has_no_moments_to_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(spec(tmp_path).path.read_text().replace("[inner]", '[inner]\noptimizer = "sgd"'))
+    found = make_plan(load_spec(tmp_path / "s.toml"), Existing(), None).estimate
+    assert found is not None and found.checkpoint_bytes == 0
+
+
+def test_a_syncer_that_needs_too_much_bandwidth_is_warned_of(tmp_path: Path) -> None:
+    large = estimate(tmp_path, existing=of_size(1_200_000_000))
+    # Two offers of 0.8 GB, and a commit of 1.6 GB, every four steps of a second.
+    assert (round(large.syncer_down_gbits, 3), round(large.syncer_up_gbits, 3)) == (3.2, 3.2)
+    (warning,) = large.warnings
+    assert "3.2 Gbit/s" in warning and "sync.sync_every (now 24)" in warning and 'compression = "bf16"' in warning
+    light = estimate(tmp_path, '[sync]\ncompression = "bf16"', of_size(1_200_000_000))
+    assert (round(light.syncer_down_gbits, 3), round(light.syncer_up_gbits, 3)) == (1.6, 3.2)
+    assert "bf16" not in light.warnings[0], "no remedy that is in use already"
+    assert estimate(tmp_path, "[sync]\nsync_every = 100", of_size(1_200_000_000)).warnings == ()
+
+
+def test_the_plan_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(make_plan(spec(tmp_path), of_size(1_200_000_000), None))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "an offer is 800 MB, a commit 1.60 GB; up 3.20 GB, down 3.20 GB, 10 writes and 15 reads" in said
+    assert "at 1 s per inner step: the merging syncer needs 3.20 Gbit/s down and 3.20 Gbit/s up" in said
+    assert "checkpoints: 9.60 GB per island every 60 s" in said
+    assert "! between clouds 3.2 Gbit/s are more than a syncer can count on" in said
+
+
+# ---- the estimate against real islands ------------------------------------------------------------------------------
+
+
+class CountedStore(DictStore):
+    """A store that counts what is asked of it, by verb ("miss": a read that found nothing) and kind of object."""
+
+    asked: Counter[tuple[str, str, int]]
+
+    def note(self, verb: str, key: str) -> None:
+        _, kind, *rest = [*key.split("/"), ""]
+        seq = re.match(r"\d{12}", rest[0]) if kind in ("log", "calls", "offers", "blobs") else None
+        kind = rest[1].split("-")[0] or kind if kind == "blobs" else kind
+        self.asked[verb, kind, int(seq[0]) if seq else -1] += 1
+
+    def get(self, key: str) -> bytes | None:
+        data = super().get(key)
+        self.note("miss" if data is None else "get", key)
+        return data
+
+    def create(self, key: str, data: bytes) -> None:
+        self.note("create", key)
+        if super().get(key) is not None:
+            raise AlreadyExists(key)
+        super().put(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.note("put", key)
+        super().put(key, data)
+
+    def list(self, prefix: str) -> Names:
+        self.note("list", prefix)
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize(("islands", "momentum"), [(3, 0.5), (2, 0.0)])
+def test_the_estimate_is_what_islands_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, islands: int, momentum: float
+) -> None:
+    names, first, last = "abc"[:islands], 12, 24
+    (tmp_path / "s.toml").write_text(
+        '[run]\nname = "x"\nstore = "file://./bb"\ntokens = 1_000_000_000\n'
+        '[model]\nkind = "tests.support.tasks:linear"\n'
+        f'[inner]\noptimizer = "sgd"\nbatch_size = 8\n[outer]\nmomentum = {momentum}\n[sync]\nfragments = 2\n'
+        + "".join(f"[islands.{name}]\n" for name in names)
+    )
+    settings = load_spec(tmp_path / "s.toml")
+    plan = make_plan(settings, of_size(200, 2), None).estimate
+    assert plan is not None
+    monkeypatch.setattr("tests.support.islands.DictStore", CountedStore)
+    monkeypatch.setattr(CountedStore, "asked", Counter(), raising=False)
+    world = archipelago(settings.config, LinearTask, dict.fromkeys(names, 1.0))
+    for island in world.islands.values():
+        island.start()
+    while world.observer().head() is None or world.observer().head().seq < last + 2:  # type: ignore[union-attr]
+        world.run(world.world.now + 24.0)
+    asked, seconds = CountedStore.asked, world.world.now
+
+    def per_commit(verb: str, kind: str) -> float:
+        return sum(asked[verb, kind, seq] for seq in range(first, last)) / (last - first)
+
+    moved = {name: (per_commit("put", name), per_commit("get", name)) for name in ("delta", "params", "momentum")}
+    params = 4 * 100
+    assert moved["delta"][0] * plan.offer_bytes + (moved["params"][0] + moved["momentum"][0]) * params == plan.up_bytes
+    assert (
+        moved["delta"][1] * plan.offer_bytes + (moved["params"][1] + moved["momentum"][1]) * params == plan.down_bytes
+    )
+    requests = sum(count for (_, kind, _), count in asked.items() if kind != "data")
+    background = plan.background_per_second - _supervision(islands, settings.config.sync)
+    expected = (plan.writes + plan.reads) / plan.inner_steps + background
+    assert requests / seconds == pytest.approx(expected, rel=0.1)
 
 
 def test_bf16_halves_the_offers_and_nothing_else(tmp_path: Path) -> None:
-    full = make_plan(spec(tmp_path), Existing(), None).estimate
-    half = make_plan(spec(tmp_path, '[sync]\ncompression = "bf16"'), Existing(), None).estimate
-    assert full is not None and half is not None
+    full, half = estimate(tmp_path), estimate(tmp_path, '[sync]\ncompression = "bf16"')
     assert abs(2 * half.offer_bytes - full.offer_bytes) <= 1
     assert half.commit_bytes == full.commit_bytes
 
@@ -72,9 +198,9 @@ def test_bf16_halves_the_offers_and_nothing_else(tmp_path: Path) -> None:
 def test_the_runs_own_fragment_table_beats_the_estimate(tmp_path: Path) -> None:
     piece = TensorPiece(name="w", shape=(10, 10), start=0, stop=10, merge="rda")
     existing = Existing(run_id="ab" * 8, table=(Fragment(pieces=(piece,)), Fragment(pieces=(piece,))))
-    estimate = make_plan(spec(tmp_path), existing, None).estimate
-    assert estimate is not None and estimate.measured
-    assert (estimate.parameters, estimate.fragments, estimate.offer_bytes) == (200, 2, 400)
+    found = estimate(tmp_path, existing=existing)
+    assert found.measured
+    assert (found.parameters, found.fragments, found.offer_bytes) == (200, 2, 400)
 
 
 def test_a_custom_task_has_no_size_before_it_was_built(tmp_path: Path) -> None:

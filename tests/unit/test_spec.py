@@ -1,11 +1,14 @@
 """The run spec: what is accepted, and that everything else is refused with file, table, key and remedy."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.errors import SpecError
 from diloco_cli.spec import Spec, load_spec
+from diloco_runtime.errors import ConfigError
+from diloco_runtime.store import open_store
 
 GOOD = """
 [run]
@@ -51,6 +54,17 @@ def test_quorum_of_all_becomes_the_number_of_islands(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD + '[sync]\nmin_quorum = "all"').config.sync.min_quorum == 2
     diloco = load(tmp_path, GOOD + '[sync]\npreset = "diloco"').config
     assert diloco.sync.min_quorum == 2 and diloco.outer.merge == "mean" and diloco.outer.momentum == 0.9
+
+
+def test_what_open_store_recommends_for_a_run_is_what_a_spec_takes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store("s3://bucket", "demo")
+    said = str(caught.value)
+    recommended = re.findall(r"\w+://[\w/]+", said.split("a run needs ")[1].split(",")[0])
+    assert recommended == ["file:///absolute/folder"]
+    assert load(tmp_path, GOOD.replace("file://./bb", recommended[0])).store == recommended[0]
+    (refused,) = re.findall(r"(memory://\w+) [^:]*: for tests and benches, not for a spec", said)
+    assert "lives inside one process" in problems(tmp_path, GOOD.replace("file://./bb", refused))[0]
 
 
 def test_an_absolute_store_stays_and_a_home_folder_is_expanded(tmp_path: Path) -> None:

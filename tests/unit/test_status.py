@@ -7,8 +7,8 @@ import pytest
 from diloco_cli.accounting import fates_of, goodput, merged_seen, tokens_credited, traffic
 from diloco_cli.island_report import Scene, judge
 from diloco_cli.looking import IslandLook, ProcessSight
-from diloco_cli.status import build_report
-from diloco_cli.views import fates_line, headline, print_status, summary_lines
+from diloco_cli.status import StatusReport, build_report
+from diloco_cli.views import PLAIN_EVERY, LiveView, fates_line, headline, print_status, summary_lines
 from diloco_runtime.records import ControlRecord, Fates, HeartbeatRecord, LearnerStatus, SupervisorRecord, SyncerStatus
 from tests.support.cli_records import CONFIG, RUN, TABLE, beat, commit, look, seen, supervisor
 
@@ -100,6 +100,48 @@ def test_a_supervisors_own_verdicts_win() -> None:
 def test_what_a_learner_complains_about_is_a_problem() -> None:
     island = seen((beat(learner=LearnerStatus(state="training", ticks=1, problem="the store is slow")),))
     assert build_report(RUN, "s", Scene(look(island), CONFIG, "here")).problems == ("a: the store is slow",)
+
+
+def troubled(incarnation: int, skipped: int, reread: int, resets: int = 0) -> HeartbeatRecord:
+    counts = {"skipped_steps": skipped, "reset_fragments": resets, "reread_samples": reread}
+    learner = LearnerStatus.model_validate({"state": "training", "ticks": 1, **counts})
+    return beat("b", incarnation, learner=learner)
+
+
+def test_undone_steps_and_samples_read_again_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    lives = (troubled(1, 2, 0, 1), troubled(2, 1, 32, 2))
+    report = build_report(RUN, "s", Scene(look(seen((beat(),)), seen(lives)), CONFIG, "here"))
+    said = (
+        "b: 3 inner steps undone because loss or gradient was not finite",
+        "b: a fragment that was not finite was set back 3 times instead of offered",
+        "b: 32 samples read again because no further unit could be claimed",
+    )
+    assert report.problems == said, "of all lives, and nothing of the island that had none"
+    a, b = json.loads(json.dumps(report.as_json()))["islands"]
+    assert (a["skipped_steps"], a["reread_samples"]) == (0, 0)
+    assert (b["skipped_steps"], b["reset_fragments"], b["reread_samples"]) == (3, 3, 32)
+    assert summary_lines(report, 1.0, None)[-3:] == [f"! {problem}" for problem in said]
+    print_status(report)
+    shown = capsys.readouterr().out
+    assert all(f"! {problem}" in shown for problem in said)
+    one = build_report(RUN, "s", Scene(look(seen((troubled(1, 1, 1),))), CONFIG, "here"))
+    assert one.problems[0].startswith("b: 1 inner step undone") and one.problems[1].startswith("b: 1 sample read")
+
+
+def test_without_a_terminal_a_problem_is_told_when_it_is_new(clock, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    def picture(skipped: int) -> StatusReport:
+        return build_report(RUN, "s", Scene(look(seen((troubled(1, skipped, 0),))), CONFIG, "here"))
+
+    with LiveView(clock) as view:
+        for skipped in (0, 1, 1, 2):
+            view.show(picture(skipped))
+            clock.now += PLAIN_EVERY
+    told = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in told if line.startswith("!")] == [
+        "! b: 1 inner step undone because loss or gradient was not finite",
+        "! b: 2 inner steps undone because loss or gradient was not finite",
+    ]
+    assert len(told) == 4 + 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,335 @@
+"""The token audit: it agrees with a history made by the real logic, and finds each way in which one can be wrong."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco_runtime.audit import Audit, read_audit
+from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.errors import CorruptObject
+from diloco_runtime.keys import fragment_of
+from diloco_runtime.learner_logic import LearnerLogic, Offer
+from diloco_runtime.records import Fates, OfferEntry, OfferRecord, Position
+from diloco_runtime.store_memory import MemoryStore
+from tests.behaviours.samples import run_record
+from tests.support.run_records import PAYLOAD, RUN_ID, commit, config, entry, table
+
+_numbers = itertools.count()
+TABLE = table(10, 30)
+FRAGMENTS = len(TABLE)
+
+
+class Life:
+    """A learner's life: the real logic, and the offers it recorded."""
+
+    def __init__(self, history: History, island: str, incarnation: int = 1) -> None:
+        self.history, self.island, self.incarnation = history, island, incarnation
+        self.logic = LearnerLogic(config(fragments=FRAGMENTS, carry=history.carry), TABLE, history.commits[-1])
+        history.lives.append(self)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.logic.on_step(8)
+
+    def offer(self, seq: int, recorded: bool = True) -> str:
+        """Make the offer to merge `seq`; return its nonce. Not recorded: withdrawn before its record was created."""
+        (offer,) = [offer for offer in self.logic.last_offers() if offer.seq == seq]
+        nonce = f"{self.island}-{self.incarnation}-{seq}"
+        self.logic.offered(offer, nonce)
+        if recorded:
+            self.history.offers.append(self._record(offer, nonce))
+        return nonce
+
+    def _record(self, offer: Offer, nonce: str) -> OfferRecord:
+        return OfferRecord(
+            run_id=RUN_ID, nonce=nonce, seq=offer.seq, fragment=offer.fragment, island=self.island,
+            incarnation=self.incarnation, anchor=offer.anchor, inner_steps=offer.inner_steps, tokens=offer.tokens,
+            codec="fp32", payload=PAYLOAD, data_from=Position(), data_to=Position(), fates=self.logic.fates(),
+        )  # fmt: skip
+
+
+class History:
+    """A run's log and its lives, growing commit by commit."""
+
+    def __init__(self, carry: bool = True) -> None:
+        self.carry = carry
+        self.commits = [commit(0, FRAGMENTS).model_copy(update={"fragments": TABLE})]
+        self.offers: list[OfferRecord] = []
+        self.lives: list[Life] = []
+
+    def _entry(self, nonce: str) -> OfferEntry:
+        (offer,) = [offer for offer in self.offers if offer.nonce == nonce]
+        return entry(nonce, offer.island, incarnation=offer.incarnation, anchor=offer.anchor, tokens=offer.tokens)
+
+    def commit(self, merged: tuple[str, ...] = (), refused: tuple[str, ...] = ()) -> None:
+        """Append the next commit and let every life adopt it."""
+        before = self.commits[-1]
+        entries = tuple(self._entry(nonce) for nonce in merged)
+        credited = sum(e.tokens for e in entries) * TABLE[fragment_of(before.seq + 1, FRAGMENTS)].numel
+        record = commit(
+            before.seq + 1, FRAGMENTS, merged=entries, refused=tuple(self._entry(nonce) for nonce in refused),
+            credited=credited, credited_total=before.credited_total + credited,
+        )  # fmt: skip
+        self.commits.append(record)
+        for life in self.lives:
+            life.logic.on_commit(record)
+
+    def audit(self) -> Audit:
+        return Audit(list(self.commits), list(self.offers))
+
+    # ---- breaking it ------------------------------------------------------------------------------------------------
+
+    def change(self, seq: int, **fields: Any) -> None:
+        self.commits[seq] = self.commits[seq].model_copy(update=fields)
+
+    def change_offer(self, nonce: str, **fields: Any) -> None:
+        (at,) = [i for i, offer in enumerate(self.offers) if offer.nonce == nonce]
+        self.offers[at] = self.offers[at].model_copy(update=fields)
+
+    def change_fates(self, nonce: str, **fields: int) -> None:
+        """Change what an offer says of its own fragment."""
+        (offer,) = [offer for offer in self.offers if offer.nonce == nonce]
+        fates = list(offer.fates)
+        fates[offer.fragment] = fates[offer.fragment].model_copy(update=fields)
+        self.change_offer(nonce, fates=tuple(fates))
+
+
+def usual_history(carry: bool = True) -> History:
+    """Two islands, every kind of fate, a life that follows another, and an offer that is pending at the end."""
+    history = History(carry)
+    iowa, oregon = Life(history, "iowa"), Life(history, "oregon")
+    iowa.steps(2)
+    oregon.steps(1)
+    first = (iowa.offer(1), oregon.offer(1))
+    iowa.steps(1)
+    history.commit(merged=first)
+    oregon.steps(3)
+    second = (iowa.offer(2), oregon.offer(2))
+    oregon.steps(1)
+    history.commit(merged=second[:1], refused=second[1:])
+    iowa.steps(2)
+    oregon.offer(3, recorded=False)
+    history.commit(merged=(iowa.offer(3),))
+    iowa.steps(1)
+    oregon.steps(2)
+    oregon.offer(4)
+    history.commit(merged=(iowa.offer(4),))
+    iowa.steps(2)
+    oregon.steps(2)
+    history.commit(merged=(iowa.offer(5), oregon.offer(5)))
+    history.lives.remove(oregon)
+    again = Life(history, "oregon", 2)
+    again.steps(4)
+    iowa.steps(1)
+    history.commit(merged=(again.offer(6), iowa.offer(6)))
+    iowa.steps(1)
+    iowa.offer(7)
+    return history
+
+
+# ---- a history that is as it should be ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_sound_history_balances_at_every_position(carry: bool) -> None:
+    audit = usual_history(carry).audit()
+    assert audit.check() == []
+    last = audit.ledgers(6)
+    assert {life for life, _ in last} == {("iowa", 1), ("oregon", 1), ("oregon", 2)}
+    assert all(sum(getattr(ledger.fates, fate) for ledger in last.values()) for fate in ("merged", "refused", "late"))
+
+
+def test_an_empty_history_has_nothing_wrong() -> None:
+    assert Audit([], []).check() == []
+    assert History().audit().check() == [] and History().audit().ledgers(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("life", "fragment", "position", "expected"),
+    [
+        # Two steps of 8 tokens before the offer to 1.
+        (("iowa", 1), 0, 0, Fates(processed=16, offered=16)),
+        # The offer to 3 is known as soon as its anchor, version 1, is there: one step carried, two more made.
+        (("iowa", 1), 0, 1, Fates(processed=40, merged=16, offered=24)),
+        (("iowa", 1), 0, 2, Fates(processed=40, merged=16, offered=24)),
+        (("iowa", 1), 0, 3, Fates(processed=64, merged=40, offered=24)),
+        (("iowa", 1), 0, 6, Fates(processed=80, merged=64, offered=16)),
+        # Four steps in the offer to 2, which was refused; the step made while it travelled was overwritten.
+        (("oregon", 1), 1, 1, Fates(processed=32, offered=32)),
+        (("oregon", 1), 1, 2, Fates(processed=56, refused=32, overwritten=8, offered=16)),
+        (("oregon", 1), 1, 4, Fates(processed=56, refused=32, overwritten=8, late=16)),
+        # The offer to 3 has no record: the next one tells that its 32 tokens were late.
+        (("oregon", 1), 0, 2, Fates(processed=8, merged=8)),
+        (("oregon", 1), 0, 4, Fates(processed=72, merged=8, late=32, offered=32)),
+        (("oregon", 1), 0, 6, Fates(processed=72, merged=40, late=32)),
+        # A new life counts from its own start.
+        (("oregon", 2), 1, 5, Fates(processed=32, offered=32)),
+        (("oregon", 2), 1, 6, Fates(processed=32, merged=32)),
+    ],
+)
+def test_where_the_tokens_went(life: tuple[str, int], fragment: int, position: int, expected: Fates) -> None:
+    assert usual_history().audit().ledgers(position)[life, fragment].fates == expected
+
+
+# ---- histories that are broken --------------------------------------------------------------------------------------
+
+
+def merged_by(history: History, seq: int) -> tuple[OfferEntry, ...]:
+    return history.commits[seq].merged
+
+
+Break = Callable[[History], object]
+BROKEN: dict[str, tuple[Break, str]] = {
+    "a commit is missing": (lambda h: h.commits.pop(3), "commit 4 does not name 2 as its parent"),
+    "another parent": (lambda h: h.change(3, parent="x"), "commit 3 does not name 2 as its parent"),
+    "two commits have changed places": (
+        lambda h: h.commits.insert(3, h.commits.pop(4)),
+        "commit 4 does not name 2 as its parent",
+    ),
+    "the total is not the sum": (
+        lambda h: h.change(5, credited_total=h.commits[5].credited_total + 1),
+        "commit 5 adds up its credited tokens wrongly",
+    ),
+    "credited is not what was added": (
+        lambda h: h.change(5, credited=h.commits[5].credited - 8),
+        "commit 5 adds up its credited tokens wrongly",
+    ),
+    "merged again in another commit": (
+        lambda h: h.change(5, merged=merged_by(h, 5) + merged_by(h, 1)[:1]),
+        "commit 5 merges offer iowa-1-1 again",
+    ),
+    "merged twice in one commit": (
+        lambda h: h.change(5, merged=merged_by(h, 5) + merged_by(h, 5)[:1]),
+        "commit 5 merges offer iowa-1-5 again",
+    ),
+    "merged though nobody offered it": (
+        lambda h: h.change(5, merged=(*merged_by(h, 5), entry("nobody"))),
+        "commit 5 merges an offer nobody that was not made to it",
+    ),
+    "merged where it was not offered": (
+        lambda h: h.change(4, merged=merged_by(h, 5)),
+        "commit 4 merges an offer iowa-1-5 that was not made to it",
+    ),
+    "merged with other tokens": (
+        lambda h: h.change(3, merged=(entry("iowa-1-3", tokens=25),)),
+        "commit 3 merges an offer iowa-1-3 that was not made to it",
+    ),
+    "the record of a merged offer is lost": (
+        lambda h: h.offers.remove(next(o for o in h.offers if o.nonce == "iowa-1-3")),
+        "commit 3 merges an offer iowa-1-3 that was not made to it",
+    ),
+    "the log forgets a merge that the life knows of": (
+        lambda h: h.change(3, merged=()),
+        r"at 3: life \('iowa', 1\) fragment 0: the life says merged, refused, offered \(40, 0, 24\), the log \(16, 0",
+    ),
+    "the log merges what the life calls late": (
+        lambda h: h.change(3, merged=(*merged_by(h, 3), entry("iowa-1-1", tokens=16))),
+        "commit 3 merges offer iowa-1-1 again",
+    ),
+    "a refusal that the life knows of is not in the log": (
+        lambda h: h.change(2, refused=()),
+        r"life \('oregon', 1\) fragment 1: the life says merged, refused, offered \(0, 32, 16\), the log \(0, 0, 16\)",
+    ),
+    "the life calls its offer another size": (
+        lambda h: h.change_offer("iowa-1-7", tokens=24),
+        r"life \('iowa', 1\) fragment 0: the life says merged, refused, offered \(64, 0, 16\), the log \(64, 0, 24\)",
+    ),
+    "the life says that more was merged": (
+        lambda h: h.change_fates("iowa-1-5", merged=48),
+        r"at 3: life \('iowa', 1\) fragment 0: the life says merged, refused, offered \(48, 0, 24\)",
+    ),
+    "the life forgets that an offer was late": (
+        lambda h: h.change_offer("oregon-1-5", fates=(Fates(processed=72, merged=8, offered=32),) * 2),
+        r"at 4: life \('oregon', 1\) fragment 0 does not balance",
+    ),
+    "tokens were processed that went nowhere": (
+        lambda h: h.change_fates("iowa-1-7", processed=81),
+        r"at 5: life \('iowa', 1\) fragment 0 does not balance: processed=81",
+    ),
+    "tokens went that were never processed": (
+        lambda h: h.change_fates("oregon-1-4", overwritten=9),
+        r"at 2: life \('oregon', 1\) fragment 1 does not balance",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_history_is_found(what: str) -> None:
+    history = usual_history()
+    assert history.audit().check() == []
+    break_it, says = BROKEN[what]
+    break_it(history)
+    problems = history.audit().check()
+    assert any(re.search(says, problem) for problem in problems), problems
+
+
+def test_a_late_offer_that_the_life_does_not_call_late_is_found() -> None:
+    history = usual_history()
+    history.lives[0].steps(1)
+    history.commit()
+    iowa = history.lives[0]
+    iowa.steps(1)
+    iowa.offer(9)
+    assert history.audit().check() == []
+    history.change_fates("iowa-1-9", late=0)
+    problems = history.audit().check()
+    assert any("('iowa', 1) fragment 0: the life says" in problem for problem in problems), problems
+
+
+def test_checking_twice_says_the_same() -> None:
+    history = usual_history()
+    history.change(3, parent="x")
+    audit = history.audit()
+    assert audit.check() == audit.check() == ["commit 3 does not name 2 as its parent"] == audit.problems
+
+
+# ---- from the blackboard --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def board(clock, nonces) -> Blackboard:
+    board = Blackboard(MemoryStore(f"unit/audit-{next(_numbers)}"), RUN_ID, clock, nonces)
+    board.create_run(run_record(RUN_ID))
+    return board
+
+
+def write(board: Blackboard, history: History) -> None:
+    for record in history.commits:
+        board.create(board.keys.log(record.seq), record)
+    for offer in history.offers:
+        board.create(board.keys.offer(offer.seq, offer.island, offer.incarnation), offer)
+
+
+def test_the_whole_log_and_every_offer_are_read(board: Blackboard) -> None:
+    history = usual_history()
+    write(board, history)
+    audit = read_audit(board)
+    assert audit.commits == history.commits
+    assert sorted(offer.nonce for offer in audit.offers) == sorted(offer.nonce for offer in history.offers)
+    assert audit.check() == []
+    for position in range(7):
+        assert audit.ledgers(position) == history.audit().ledgers(position)
+
+
+def test_what_is_broken_on_the_blackboard_is_found(board: Blackboard) -> None:
+    history = usual_history()
+    history.change(5, merged=merged_by(history, 5) + merged_by(history, 1))
+    write(board, history)
+    assert "commit 5 merges offer oregon-1-1 again" in read_audit(board).check()
+
+
+def test_an_offer_under_the_key_of_another_is_not_read_as_one(board: Blackboard) -> None:
+    history = usual_history()
+    write(board, history)
+    board.create(board.keys.offer(3, "tokyo", 1), history.offers[0])
+    with pytest.raises(CorruptObject, match="holds the offer of iowa-1 to 1"):
+        read_audit(board)
+
+
+def test_a_run_that_nobody_has_initialised_is_read_as_empty(board: Blackboard) -> None:
+    assert read_audit(board) == Audit([], [])

@@ -1,0 +1,437 @@
+"""The learner's inbox: commits in order and whole, payloads fetched before they are asked for, nobody waits."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.clock import SystemClock
+from diloco_runtime.codec import encode_fragment
+from diloco_runtime.data_cursor import DataCursor, UnitClaimer
+from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
+from diloco_runtime.follower import Follower, Ready, run_follower
+from diloco_runtime.records import CommitRecord, Position
+from diloco_runtime.store import ObjectStore
+from diloco_runtime.store_counting import CountingStore
+from diloco_runtime.store_memory import MemoryStore
+from tests.behaviours.faults import Wrapped
+from tests.behaviours.samples import call_record, run_record
+from tests.support.run_records import RUN_ID, commit, table
+from tests.support.world import DictStore, LatentStore, World, WorldClock, WorldNonces
+
+_numbers = itertools.count()
+SIZE = 3
+
+
+class Selective(Wrapped):
+    """Gets of keys that contain a word in `broken` fail; remembers what was read."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.broken: set[str] = set()
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        if any(word in key for word in self.broken):
+            raise StoreUnavailable(f"no answer for {key}")
+        self.read.append(key)
+        return self.inner.get(key)
+
+    def payloads(self) -> list[int]:
+        """Return the seqs of the payloads that were read, and forget what was read."""
+        found = [int(key.split("/")[2]) for key in self.read if "/blobs/" in key]
+        self.read.clear()
+        return found
+
+
+class Log:
+    """A run's log as a syncer grows it: commit s sets every number of its fragment to s."""
+
+    def __init__(self, store: ObjectStore, fragments: int, clock, nonces) -> None:
+        self.fragments, self.table = fragments, table(*[SIZE] * fragments)
+        self.board = Blackboard(store, RUN_ID, clock, nonces)
+        self.board.create_run(run_record(RUN_ID))
+        self.head = self._write(commit(0, fragments))
+
+    def payload_key(self, seq: int) -> str:
+        return self.board.keys.blob(seq, "params", (seq - 1) % self.fragments, "c")
+
+    def _write(self, record: CommitRecord) -> CommitRecord:
+        return self.board.create(self.board.keys.log(record.seq), record)
+
+    def grow(self, count: int = 1, **fields: object) -> None:
+        for _ in range(count):
+            seq = self.head.seq + 1
+            pieces = self.table[(seq - 1) % self.fragments].pieces
+            values = {piece.key: torch.full(piece.shape, float(seq)) for piece in pieces}
+            ref = self.board.put_payload(self.payload_key(seq), encode_fragment(values, "fp32"))
+            self.head = self._write(commit(seq, self.fragments, params=(ref,), **fields))
+
+    def collect(self, *seqs: int) -> None:
+        """Do what the garbage collector does to old versions."""
+        for seq in seqs:
+            self.board.store.delete(self.payload_key(seq))
+
+    def call(self, *seqs: int) -> None:
+        for seq in seqs:
+            self.board.create(self.board.keys.call(seq), call_record(seq, f"n{seq}", RUN_ID))
+
+
+class Inbox:
+    """A log, and a follower that reads it through a store of its own."""
+
+    def __init__(self, clock, nonces, fragments: int = 3, store: ObjectStore | None = None) -> None:
+        inner = MemoryStore(f"unit/follower-{next(_numbers)}")
+        self.log = Log(inner, fragments, clock, nonces)
+        self.store = Selective(inner) if store is None else store
+        self.follower, self.cursor = follower_of(self.log, self.store, clock, nonces)
+
+    def settle(self) -> None:
+        """Follow until there is nothing new; data units are claimed as well."""
+        while self.follower.follow_once():
+            pass
+
+    def take(self) -> list[tuple[int, float | None]]:
+        """Take what is ready: seq, and the number that all values of it are (None: superseded)."""
+        return [described(ready) for ready in self.follower.take()]
+
+
+def follower_of(log: Log, store: ObjectStore, clock, nonces) -> tuple[Follower, DataCursor]:
+    board, cursor = Blackboard(store, RUN_ID, clock, nonces), DataCursor(lambda p, u: 10, Position())
+    claimer = UnitClaimer(board, cursor, "iowa", 1, 100, Position())
+    return Follower(board, clock, log.table, log.head, claimer), cursor
+
+
+def described(ready: Ready) -> tuple[int, float | None]:
+    if ready.values is None:
+        return ready.commit.seq, None
+    (values,) = ready.values.values()
+    assert values.shape == (SIZE,) and len(set(values.tolist())) == 1
+    return ready.commit.seq, float(values[0])
+
+
+@pytest.fixture
+def inbox(clock, nonces) -> Inbox:
+    box = Inbox(clock, nonces)
+    box.settle()
+    box.store.read.clear()
+    return box
+
+
+# ---- following ------------------------------------------------------------------------------------------------------
+
+
+def test_commits_are_fetched_before_the_learner_asks_and_handed_over_in_order(inbox: Inbox) -> None:
+    assert inbox.take() == [] and not inbox.follower.pending() and not inbox.follower.has_ready()
+    inbox.follower.news.clear()
+    inbox.log.grow(2)
+    assert inbox.follower.follow_once()
+    assert inbox.follower.news.is_set() and inbox.follower.has_ready() and inbox.follower.head == inbox.log.head
+    assert inbox.store.payloads() == [1, 2]
+    assert inbox.take() == [(1, 1.0), (2, 2.0)]
+    assert inbox.store.payloads() == [], "taking reads nothing"
+    assert inbox.take() == [] and not inbox.follower.pending()
+    inbox.log.grow()
+    assert inbox.follower.follow_once() and inbox.take() == [(3, 3.0)]
+
+
+def test_a_poll_without_news_is_two_requests(clock, nonces) -> None:
+    """One GET of the next log key, one of the next call key: what the cost of a run is computed from."""
+    box = Inbox(clock, nonces)
+    box.settle()
+    counting = CountingStore(box.store)
+    box.follower, cursor = follower_of(box.log, counting, clock, nonces)
+    box.settle()
+    assert cursor.wanted() == 0
+    before = dict(counting.requests)
+    assert not box.follower.follow_once()
+    assert {verb: n - before[verb] for verb, n in counting.requests.items() if n != before[verb]} == {"get": 2}
+
+
+def test_a_look_claims_one_data_unit_at_most(clock, nonces) -> None:
+    box = Inbox(clock, nonces)
+    wanted = []
+    while box.follower.follow_once():
+        wanted.append(box.cursor.wanted())
+    assert wanted == [3, 2, 1, 0], "the first look recovers what earlier lives own"
+
+
+def test_calls_are_followed_up_to_one_round_beyond_the_head(inbox: Inbox) -> None:
+    assert inbox.follower.called == 0
+    inbox.log.call(1, 3)
+    inbox.follower.news.clear()
+    assert inbox.follower.follow_once() and inbox.follower.called == 1 and inbox.follower.news.is_set()
+    inbox.log.call(2, 4, 5)
+    assert inbox.follower.follow_once() and inbox.follower.called == 3
+    assert not inbox.follower.follow_once()
+    inbox.log.grow()
+    assert inbox.follower.follow_once() and inbox.follower.called == 4
+
+
+def test_a_commit_is_called_even_when_nobody_created_the_call(inbox: Inbox) -> None:
+    inbox.log.grow(2)
+    inbox.follower.follow_once()
+    assert inbox.follower.called == 2
+
+
+def test_the_chain_is_verified(inbox: Inbox) -> None:
+    inbox.log.grow()
+    inbox.settle()
+    inbox.log.grow(parent="another")
+    for _ in range(2):
+        with pytest.raises(CorruptObject, match=f"{inbox.log.board.keys.log(2)} does not continue the log"):
+            inbox.follower.follow_once()
+    assert inbox.follower.head.seq == 1 and inbox.take() == [(1, 1.0)]
+
+
+def test_a_commit_of_another_fragment_than_its_seq_says_is_refused(inbox: Inbox) -> None:
+    inbox.log.grow(fragment=1)
+    with pytest.raises(CorruptObject, match=f"{inbox.log.board.keys.log(1)} merges the wrong fragment"):
+        inbox.follower.follow_once()
+    assert inbox.follower.head.seq == 0 and inbox.take() == []
+
+
+# ---- catching up ----------------------------------------------------------------------------------------------------
+
+
+def test_of_every_fragment_only_the_newest_version_is_fetched(inbox: Inbox) -> None:
+    inbox.log.grow(8)
+    inbox.follower.follow_once()
+    assert inbox.store.payloads() == [6, 7, 8]
+    superseded = [(seq, None) for seq in range(1, 6)]
+    assert inbox.take() == [*superseded, (6, 6.0), (7, 7.0), (8, 8.0)]
+
+
+def test_commits_that_supersede_each_other_are_handed_over_together(inbox: Inbox) -> None:
+    """Else the learner would count a version as adopted whose values it does not hold."""
+    inbox.log.grow(5)
+    inbox.store.broken = {inbox.log.payload_key(5)}
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            inbox.follower.follow_once()
+        assert inbox.take() == [] and not inbox.follower.has_ready() and inbox.follower.pending()
+    assert inbox.store.payloads() == [3, 4], "what was fetched is not fetched again"
+    inbox.store.broken.clear()
+    assert inbox.follower.follow_once()
+    assert inbox.take() == [(1, None), (2, None), (3, 3.0), (4, 4.0), (5, 5.0)]
+    assert not inbox.follower.pending()
+
+
+def test_what_does_not_depend_on_a_missing_payload_is_handed_over_before_it(inbox: Inbox) -> None:
+    inbox.log.grow(3)
+    inbox.store.broken = {inbox.log.payload_key(2)}
+    with pytest.raises(StoreUnavailable):
+        inbox.follower.follow_once()
+    assert inbox.take() == [(1, 1.0)] and inbox.follower.pending()
+    inbox.store.broken.clear()
+    inbox.follower.follow_once()
+    assert inbox.take() == [(2, 2.0), (3, 3.0)]
+
+
+# ---- what is not there, and what is not what it should be -----------------------------------------------------------
+
+
+def test_a_collected_payload_makes_it_read_the_head_again(inbox: Inbox) -> None:
+    """Between reading commit 1 and fetching its payload the run went on and collected it."""
+    inbox.log.grow()
+
+    class Moving(Selective):
+        """The run moves on while the payload is asked for."""
+
+        def get(self, key: str) -> bytes | None:
+            if key == inbox.log.payload_key(1) and inbox.log.head.seq == 1:
+                inbox.log.grow(6)
+                inbox.log.collect(1, 2, 3)
+            return super().get(key)
+
+    inbox.store.inner = Moving(inbox.store.inner)
+    assert inbox.follower.follow_once()
+    assert inbox.take() == [*((seq, None) for seq in (1, 2, 3, 4)), (5, 5.0), (6, 6.0), (7, 7.0)]
+    assert inbox.follower.head.seq == 7 and not inbox.follower.pending()
+
+
+def test_a_payload_that_is_gone_without_a_newer_one_is_an_error_until_there_is_one(inbox: Inbox) -> None:
+    inbox.log.grow()
+    inbox.log.collect(1)
+    for _ in range(2):
+        with pytest.raises(MissingPayload, match=f"{inbox.log.payload_key(1)} is gone"):
+            inbox.follower.follow_once()
+        assert inbox.take() == [] and inbox.follower.pending()
+    inbox.log.grow(2)
+    with pytest.raises(MissingPayload):
+        inbox.follower.follow_once()
+    inbox.log.grow()
+    assert inbox.follower.follow_once()
+    assert inbox.take() == [(1, None), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "nan"])
+def test_a_damaged_payload_is_never_handed_over(inbox: Inbox, damage: str) -> None:
+    inbox.log.grow()
+    key = inbox.log.payload_key(1)
+    good = inbox.log.board.store.get(key) or b""
+    bad = {"bit": good[:-1] + bytes([good[-1] ^ 1]), "cut": good[:-1], "nan": good[:-4] + b"\xff" * 4}[damage]
+    inbox.log.board.store.put(key, bad)
+    for _ in range(2):
+        with pytest.raises(CorruptObject, match=key):
+            inbox.follower.follow_once()
+        assert inbox.take() == []
+    inbox.log.board.store.put(key, good)
+    assert inbox.follower.follow_once() and inbox.take() == [(1, 1.0)]
+
+
+def test_parameters_that_are_not_finite_are_refused_though_their_hash_is_right(inbox: Inbox) -> None:
+    board = inbox.log.board
+    bad = encode_fragment({"w0[0:3]": torch.tensor([1.0, float("nan"), 1.0])}, "fp32")
+    ref = board.put_payload(inbox.log.payload_key(1), bad)
+    board.create(board.keys.log(1), commit(1, 3, params=(ref,)))
+    with pytest.raises(CorruptObject, match="holds values that are not finite"):
+        inbox.follower.follow_once()
+    assert inbox.take() == []
+
+
+@pytest.mark.parametrize("what", ["/log/", "/blobs/"])
+def test_what_cannot_be_read_keeps_it_neither_from_seeing_calls_nor_from_claiming_data(inbox: Inbox, what: str) -> None:
+    for _ in range(2):
+        inbox.cursor.take(10)
+    inbox.log.call(1, 2)
+    inbox.log.grow()
+    inbox.store.broken = {what}
+    for wanted in (1, 0):
+        with pytest.raises(StoreUnavailable):
+            inbox.follower.follow_once()
+        assert inbox.cursor.wanted() == wanted and inbox.follower.called == 2
+    inbox.store.broken.clear()
+    inbox.settle()
+    assert inbox.take() == [(1, 1.0)]
+
+
+def test_a_call_that_cannot_be_read_is_a_call(inbox: Inbox) -> None:
+    inbox.log.board.store.create(inbox.log.board.keys.call(1), b"half a rec")
+    assert inbox.follower.follow_once() and inbox.follower.called == 1
+
+
+# ---- the thread -----------------------------------------------------------------------------------------------------
+
+
+class Gate(Wrapped):
+    """Payloads wait at a gate."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.open, self.entered = threading.Event(), threading.Event()
+
+    def get(self, key: str) -> bytes | None:
+        if "/blobs/" in key:
+            self.entered.set()
+            assert self.open.wait(20)
+        return self.inner.get(key)
+
+
+def test_the_learners_thread_never_waits_for_a_download(nonces) -> None:
+    """This thread plays the learner: it asks and takes while the follower's thread hangs in a download."""
+    clock, stopped = SystemClock(), threading.Event()
+    box = Inbox(clock, nonces)
+    gate = Gate(box.store)
+    follower, _ = follower_of(box.log, gate, clock, nonces)
+    follower.poll_seconds = 0.005
+    thread = threading.Thread(target=run_follower, args=(follower, clock, stopped), daemon=True)
+    thread.start()
+    box.log.grow(2)
+    assert gate.entered.wait(20)
+    assert follower.take() == [] and not follower.has_ready() and follower.pending()
+    assert follower.head.seq in (1, 2) and follower.called == 0 and follower.problem == ""
+    assert not gate.open.is_set(), "all of that was answered during the download"
+    gate.open.set()
+    found: list[tuple[int, float | None]] = []
+    deadline = clock.monotonic() + 20
+    while len(found) < 2 and clock.monotonic() < deadline:
+        follower.news.wait(0.01)
+        follower.news.clear()
+        found += [described(ready) for ready in follower.take()]
+    stopped.set()
+    thread.join(20)
+    assert found == [(1, 1.0), (2, 2.0)] and not thread.is_alive()
+
+
+# ---- in virtual time ------------------------------------------------------------------------------------------------
+
+
+class Link:
+    """A follower in a world whose store has a round trip and a bandwidth; the log grows without delay."""
+
+    def __init__(self, latency: float = 0.1, bandwidth: float = float("inf")) -> None:
+        self.world, inner = World(3), DictStore("world://run")
+        clock, nonces = WorldClock(self.world), WorldNonces(self.world)
+        self.log = Log(inner, 3, clock, nonces)
+        self.store = LatentStore(inner, self.world, latency, bandwidth)
+        self.follower, _ = follower_of(self.log, self.store, clock, nonces)
+        self.world.spawn(lambda: run_follower(self.follower, clock, threading.Event()))
+
+    def take(self) -> list[tuple[int, float | None]]:
+        return [described(ready) for ready in self.follower.take()]
+
+
+def test_an_outage_is_waited_out_and_said() -> None:
+    link = Link()
+    link.world.run(5.0)
+    link.store.broken = True
+    link.log.grow(2)
+    link.world.run(3600.0)
+    assert "world://run does not answer" in link.follower.problem and link.take() == []
+    link.store.broken = False
+    link.world.run(3610.0)
+    assert link.follower.problem == "" and link.take() == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_damaged_object_is_said_and_tried_again() -> None:
+    link = Link()
+    link.log.grow()
+    key = link.log.payload_key(1)
+    good = link.log.board.store.get(key) or b""
+    link.log.board.store.put(key, good[:-1])
+    link.world.run(60.0)
+    assert key in link.follower.problem and link.take() == []
+    link.log.board.store.put(key, good)
+    link.world.run(70.0)
+    assert link.follower.problem == "" and link.take() == [(1, 1.0)]
+
+
+def test_it_looks_as_often_as_it_is_told() -> None:
+    link = Link(latency=0.0)
+    link.world.run(10.0)
+    link.follower.poll_seconds = 2.0
+    link.world.run(20.5)
+    link.log.grow()
+    link.world.run(20.6)
+    assert link.take() == []
+    link.world.run(22.6)
+    assert link.take() == [(1, 1.0)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_answers_are_lost_every_commit_is_handed_over_once_and_in_order(seed: int) -> None:
+    link = Link()
+    link.world.random.seed(seed)
+    link.store.lost_answers = 0.3
+    found: list[tuple[int, float | None]] = []
+    for turn in range(40):
+        link.log.grow(1 + turn % 3)
+        link.world.run(link.world.now + 7.0)
+        found += link.take()
+    link.store.lost_answers = 0.0
+    link.world.run(link.world.now + 60.0)
+    found += link.take()
+    assert [seq for seq, _ in found] == list(range(1, link.log.head.seq + 1))
+    assert all(value in (None, float(seq)) for seq, value in found)
+
+
+def test_the_bandwidth_of_a_download_is_measured() -> None:
+    link = Link(latency=0.0, bandwidth=1000.0)
+    link.log.grow(3)
+    link.world.run(60.0)
+    assert link.follower.bandwidth == pytest.approx(1000.0, rel=0.05)
