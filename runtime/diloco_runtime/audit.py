@@ -12,11 +12,13 @@ heartbeat: lost when the life is over, fresh otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from diloco_runtime.blackboard import Blackboard
-from diloco_runtime.records import CommitRecord, Fates, OfferRecord
+from diloco_runtime.keys import fragment_of, version_before
+from diloco_runtime.records import CommitRecord, Fates, OfferEntry, OfferRecord
 
 LifeKey = tuple[str, int]
 
@@ -35,14 +37,17 @@ class Audit:
     """Everything needed to balance the books of a run."""
 
     commits: list[CommitRecord]
+    """The log from commit 0 to its first gap."""
     offers: list[OfferRecord]
+    stray: tuple[str, ...] = ()
+    """Keys of the log that lie beyond a gap."""
     problems: list[str] = field(default_factory=list)
 
     def check(self) -> list[str]:
         """Return what is wrong anywhere in the history; empty when the books balance at every log position."""
-        self.problems = []
+        self.problems = [f"the log has a gap at {len(self.commits)}, but {key} is there" for key in self.stray]
         self._check_chain()
-        self._check_merged_once()
+        self._check_entries()
         for position in range(len(self.commits)):
             for (life, fragment), ledger in self.ledgers(position).items():
                 f = ledger.fates
@@ -53,23 +58,38 @@ class Audit:
         return self.problems
 
     def _check_chain(self) -> None:
-        for before, commit in zip(self.commits[:-1], self.commits[1:], strict=True):
-            if commit.parent != before.nonce:
-                self.problems.append(f"commit {commit.seq} does not name {before.seq} as its parent")
-            if commit.credited_total != before.credited_total + commit.credited:
-                self.problems.append(f"commit {commit.seq} adds up its credited tokens wrongly")
+        total, parent = 0, ""
+        for seq, commit in enumerate(self.commits):
+            fragment = fragment_of(seq, len(self.commits[0].fragments)) if seq else -1
+            if (commit.seq, commit.fragment) != (seq, fragment):
+                self.problems.append(f"commit {seq} says it is {commit.seq}, of fragment {commit.fragment}")
+                continue
+            if commit.parent != parent:
+                self.problems.append(f"commit {seq} does not name {seq - 1} as its parent")
+            size = self.commits[0].fragments[fragment].numel if seq else 0
+            credited = sum(entry.tokens for entry in commit.merged) * size
+            total += commit.credited
+            if commit.credited != credited or commit.credited_total != total:
+                self.problems.append(f"commit {seq} adds up its credited tokens wrongly")
+            if commit.merged and not math.isclose(sum(entry.weight for entry in commit.merged), 1.0, abs_tol=1e-6):
+                self.problems.append(f"commit {seq} merges with weights that are not 1 together")
+            parent = commit.nonce
 
-    def _check_merged_once(self) -> None:
+    def _check_entries(self) -> None:
+        """Every offer has at most one verdict in the log, on an offer that was made to that merge as it says."""
         known = {offer.nonce: offer for offer in self.offers}
-        seen: set[str] = set()
+        judged: set[str] = set()
         for commit in self.commits:
-            for entry in commit.merged:
-                offer = known.get(entry.nonce)
-                if entry.nonce in seen:
-                    self.problems.append(f"commit {commit.seq} merges offer {entry.nonce} again")
-                if offer is None or offer.seq != commit.seq or offer.tokens != entry.tokens:
-                    self.problems.append(f"commit {commit.seq} merges an offer {entry.nonce} that was not made to it")
-                seen.add(entry.nonce)
+            for entry in (*commit.merged, *commit.refused):
+                offer, verb = known.get(entry.nonce), "refuses" if entry.reason else "merges"
+                if entry.nonce in judged:
+                    self.problems.append(f"commit {commit.seq} {verb} offer {entry.nonce} again")
+                judged.add(entry.nonce)
+                if offer is None or offer.seq != commit.seq or _named(entry) != _named(offer):
+                    self.problems.append(f"commit {commit.seq} {verb} an offer {entry.nonce} that was not made to it")
+            anchor = version_before(commit.seq, len(self.commits[0].fragments)) if commit.seq else 0
+            if any(entry.anchor != anchor for entry in commit.merged):
+                self.problems.append(f"commit {commit.seq} merges an offer with another anchor than {anchor}")
 
     def ledgers(self, position: int) -> dict[tuple[LifeKey, int], Ledger]:
         """Return the fates per life and fragment at a log position, as the records tell them."""
@@ -85,6 +105,11 @@ class Audit:
             if offer.seq <= position + count and offer.anchor <= position:
                 grouped.setdefault(((offer.island, offer.incarnation), offer.fragment), []).append(offer)
         return {key: _ledger(offers, verdicts, position) for key, offers in grouped.items()}
+
+
+def _named(offer: OfferEntry | OfferRecord) -> tuple[object, ...]:
+    """Return what a commit repeats of an offer."""
+    return offer.island, offer.incarnation, offer.anchor, offer.inner_steps, offer.tokens, offer.data_to
 
 
 def _ledger(offers: Iterable[OfferRecord], verdicts: dict[str, str], position: int) -> Ledger:
@@ -119,4 +144,5 @@ def read_audit(board: Blackboard) -> Audit:
         for key in board.list_offers(seq)
         if (offer := board.read_offer_at(key)) is not None
     ]
-    return Audit(commits, offers)
+    names = board.store.list(board.keys.logs())
+    return Audit(commits, offers, tuple(names[len(commits) :]))

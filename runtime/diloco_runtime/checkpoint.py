@@ -17,7 +17,7 @@ from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import CorruptObject, MissingPayload
 from diloco_runtime.records import CheckpointRecord, CommitRecord, Position
 
-_RNG = "rng"
+_RNG, _CUDA_RNG = "rng", "rng-cuda"
 
 LIVES_SEARCHED = 8
 """How many earlier lives are searched for a checkpoint: one that crashes before its first has none."""
@@ -25,8 +25,10 @@ LIVES_SEARCHED = 8
 
 @torch.no_grad()
 def capture(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy the optimizer's state to CPU tensors named `<parameter>|<slot>`, and the random state."""
+    """Copy the optimizer's state to CPU tensors named `<parameter>|<slot>`, and the random states."""
     tensors = {_RNG: torch.get_rng_state().clone()}
+    if torch.cuda.is_available():
+        tensors[_CUDA_RNG] = torch.cuda.get_rng_state()
     for name, parameter in parameters.items():
         for slot, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
@@ -45,12 +47,15 @@ def restore(
         name, _, slot = key.partition("|")
         if key == _RNG:
             torch.set_rng_state(value)
+        elif key == _CUDA_RNG:
+            if torch.cuda.is_available():
+                torch.cuda.set_rng_state(value)
         elif name in parameters:
             parameter = parameters[name]
             if value.dim() and value.shape != parameter.shape:
                 raise CorruptObject(f"checkpoint: {key} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            # Step counters stay on the CPU, where the optimizer keeps them; moments live beside their parameter.
-            optimizer.state[parameter][slot] = value.to(parameter.device) if value.dim() else value.clone()
+            # The step counter stays on the CPU, where the optimizer keeps it; moments live beside their parameter.
+            optimizer.state[parameter][slot] = value.clone() if slot == "step" else value.to(parameter.device)
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,8 @@ class Follower:
             values = None if superseded else self._fetch_one(commit)
             self._batch.append(Ready(commit, values))
             self._backlog.pop(0)
-            still_open = {r.commit.fragment for r in self._batch if r.values is None}
-            still_open -= {r.commit.fragment for r in self._batch if r.values is not None}
-            if not still_open:
+            newest = {ready.commit.fragment: ready.values for ready in self._batch}
+            if all(values is not None for values in newest.values()):
                 with self._lock:
                     self._ready.extend(self._batch)
                 self._batch = []

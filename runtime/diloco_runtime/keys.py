@@ -33,6 +33,9 @@ class Keys:
             raise ValueError(f"run id {run_id!r} is not 8 to 32 hex digits")
         self.root = run_id
 
+    def logs(self) -> str:
+        return f"{self.root}/log/"
+
     def log(self, seq: int) -> str:
         return f"{self.root}/log/{seq:012d}.json"
 

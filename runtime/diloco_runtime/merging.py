@@ -17,7 +17,7 @@ from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import CorruptObject, MissingPayload
 from diloco_runtime.history import read_version
 from diloco_runtime.keys import fragment_of, version_before
-from diloco_runtime.outer import merge, merge_weights, outer_step
+from diloco_runtime.outer import length, merge, merge_weights, outer_step
 from diloco_runtime.records import CommitRecord, Fragment, OfferEntry, OfferRecord, PayloadRef, Position
 from diloco_runtime.snapshot import fetch_params
 
@@ -37,11 +37,10 @@ class OfferBook:
     unreadable: dict[str, str] = field(default_factory=dict)
     """Keys whose record itself cannot be read, and why."""
 
-    def refuse_all(self, reason: str) -> None:
-        """Refuse every offer so far."""
-        for key, (record, _) in self.valid.items():
-            self.refused[key] = _entry(record, reason=reason)
-        self.valid.clear()
+    def refuse(self, key: str, reason: str) -> None:
+        """Refuse an offer that had passed as valid."""
+        record, _ = self.valid.pop(key)
+        self.refused[key] = _entry(record, reason=reason)
 
     def refused_islands(self) -> frozenset[str]:
         """Return islands of which only invalid offers were seen."""
@@ -56,6 +55,16 @@ class Draft:
     params: dict[str, torch.Tensor]
     momentum: dict[str, torch.Tensor] | None
     blobs: list[str]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An outer step, and of which offers with which shares it was made."""
+
+    offers: list[OfferRecord]
+    weights: list[float]
+    params: Tensors
+    buffer: Tensors | None
 
 
 @dataclass(frozen=True)
@@ -158,20 +167,9 @@ class Merging:
         started = self._clock.monotonic()
         params, buffer = self._load(fragment, version_before(seq, count))
         fetched = self._clock.monotonic()
-        # Ordered by content: islands' names and arrival order must not decide rounding, and a replay must repeat it.
-        offers = sorted(book.valid.values(), key=lambda offer: (offer[0].payload.sha256, offer[0].nonce))
-        weights = merge_weights([(r.tokens, r.inner_steps) for r, _ in offers], outer.weight) if offers else []
-        if offers:
-            pairs = zip((delta for _, delta in offers), weights, strict=True)
-            delta = merge(self._table[fragment], outer.merge, pairs)
-            final = parent.phase == "drain" and decision.phase != "run"
-            stepped = outer_step(params, buffer, delta, outer.lr, 0.0 if final else outer.momentum)
-            if all_finite(stepped[0]) and (stepped[1] is None or all_finite(stepped[1])):
-                params, buffer = stepped
-            else:
-                # A commit is for ever: one that nobody can load would end the run.
-                book.refuse_all("the outer step with this merge is not finite")
-                offers, weights = [], []
+        final = parent.phase == "drain" and decision.phase != "run"
+        step = self._step(book, params, buffer, 0.0 if final else outer.momentum)
+        offers, weights, params, buffer = step.offers, step.weights, step.params, step.buffer
         merged = self._clock.monotonic()
         nonce = self._board.new_nonce()
         refs, blobs = self._upload(seq, fragment, nonce, params, buffer)
@@ -191,11 +189,11 @@ class Merging:
             control=decision.control,
             reason=decision.reason,
             budget=decision.budget,
-            merged=tuple(_entry(r, weight=w) for (r, _), w in zip(offers, weights, strict=True)),
+            merged=tuple(_entry(r, weight=w) for r, w in zip(offers, weights, strict=True)),
             refused=tuple(book.refused[key] for key in sorted(book.refused)),
             credited=credited,
             credited_total=parent.credited_total + credited,
-            positions=_positions(parent, [r for r, _ in offers]),
+            positions=_positions(parent, offers),
             params=(refs[0],),
             momentum=refs[1] if len(refs) > 1 else None,
             stages={
@@ -206,6 +204,25 @@ class Merging:
             },
         )
         return Draft(record, dict(params), None if buffer is None else dict(buffer), blobs)
+
+    def _step(self, book: OfferBook, params: Tensors, buffer: Tensors | None, momentum: float) -> _Step:
+        """Merge the valid offers and make the outer step.
+
+        A commit is for ever, and one that nobody can load would end the run: while the result is not finite, the
+        longest delta is refused and the others are merged without it.
+        """
+        outer, pieces = self._config.outer, self._table[fragment_of(book.seq, len(self._table))]
+        while book.valid:
+            # Ordered by content: names and arrival order must not decide rounding, and a replay must repeat it.
+            offers = sorted(book.valid.values(), key=lambda offer: (offer[0].payload.sha256, offer[0].nonce))
+            records = [record for record, _ in offers]
+            weights = merge_weights([(r.tokens, r.inner_steps) for r in records], outer.weight)
+            delta = merge(pieces, outer.merge, zip((d for _, d in offers), weights, strict=True))
+            new_params, new_buffer = outer_step(params, buffer, delta, outer.lr, momentum)
+            if all_finite(new_params) and (new_buffer is None or all_finite(new_buffer)):
+                return _Step(records, weights, new_params, new_buffer)
+            book.refuse(max(book.valid, key=lambda key: length(book.valid[key][1])), "too long for a finite outer step")
+        return _Step([], [], params, buffer)
 
     def _upload(
         self, seq: int, fragment: int, nonce: str, params: Tensors, buffer: Tensors | None

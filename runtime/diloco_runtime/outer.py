@@ -57,7 +57,9 @@ class Merger:
             if key in self._radial:
                 norm = float(torch.linalg.vector_norm(value, dtype=torch.float64))
                 self._norms[key] = self._norms.get(key, 0.0) + weight * norm
-                self._accumulate(self._units, key, value, weight / norm if norm > 0.0 else 0.0)
+                # A vector this short has no direction in fp32, and its inverse no finite value.
+                scale = weight / norm if norm >= torch.finfo(torch.float32).tiny else 0.0
+                self._accumulate(self._units, key, value, scale)
 
     @staticmethod
     def _accumulate(into: dict[str, torch.Tensor], key: str, value: torch.Tensor, scale: float) -> None:
@@ -76,6 +78,11 @@ class Merger:
             if length >= SHORT_DIRECTION / math.sqrt(self._count):
                 merged[key] = self._units[key] * (self._norms[key] / length)
         return merged
+
+
+def length(delta: Tensors) -> float:
+    """Return the Euclidean norm of a delta as a whole, in double precision."""
+    return math.hypot(*(float(torch.linalg.vector_norm(value, dtype=torch.float64)) for value in delta.values()))
 
 
 def merge(fragment: Fragment, method: str, deltas: Iterable[tuple[Tensors, float]]) -> dict[str, torch.Tensor]:

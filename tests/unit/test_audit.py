@@ -64,12 +64,14 @@ class History:
 
     def _entry(self, nonce: str) -> OfferEntry:
         (offer,) = [offer for offer in self.offers if offer.nonce == nonce]
-        return entry(nonce, offer.island, incarnation=offer.incarnation, anchor=offer.anchor, tokens=offer.tokens)
+        return entry(nonce, offer.island, incarnation=offer.incarnation, anchor=offer.anchor, tokens=offer.tokens,
+                     inner_steps=offer.inner_steps, data_to=offer.data_to)  # fmt: skip
 
     def commit(self, merged: tuple[str, ...] = (), refused: tuple[str, ...] = ()) -> None:
         """Append the next commit and let every life adopt it."""
         before = self.commits[-1]
-        entries = tuple(self._entry(nonce) for nonce in merged)
+        shares = {"weight": 1.0 / max(1, len(merged))}
+        entries = tuple(self._entry(nonce).model_copy(update=shares) for nonce in merged)
         credited = sum(e.tokens for e in entries) * TABLE[fragment_of(before.seq + 1, FRAGMENTS)].numel
         record = commit(
             before.seq + 1, FRAGMENTS, merged=entries, refused=tuple(self._entry(nonce) for nonce in refused),
@@ -185,11 +187,46 @@ def merged_by(history: History, seq: int) -> tuple[OfferEntry, ...]:
 
 Break = Callable[[History], object]
 BROKEN: dict[str, tuple[Break, str]] = {
-    "a commit is missing": (lambda h: h.commits.pop(3), "commit 4 does not name 2 as its parent"),
+    "a commit is missing": (lambda h: h.commits.pop(3), "commit 3 says it is 4, of fragment 1"),
     "another parent": (lambda h: h.change(3, parent="x"), "commit 3 does not name 2 as its parent"),
     "two commits have changed places": (
         lambda h: h.commits.insert(3, h.commits.pop(4)),
-        "commit 4 does not name 2 as its parent",
+        "commit 3 says it is 4, of fragment 1",
+    ),
+    "another fragment": (lambda h: h.change(3, fragment=1), "commit 3 says it is 3, of fragment 1"),
+    "tokens were credited before the first merge": (
+        lambda h: h.change(0, credited_total=8),
+        "commit 0 adds up its credited tokens wrongly",
+    ),
+    "credited is not what was merged, and the total says so too": (
+        lambda h: (
+            [h.change(5, credited=h.commits[5].credited + 8)]
+            + [h.change(seq, credited_total=h.commits[seq].credited_total + 8) for seq in range(5, len(h.commits))]
+        ),
+        "commit 5 adds up its credited tokens wrongly",
+    ),
+    "shares are not 1 together": (
+        lambda h: h.change(5, merged=tuple(e.model_copy(update={"weight": 0.4}) for e in merged_by(h, 5))),
+        "commit 5 merges with weights that are not 1 together",
+    ),
+    "merged and refused in one commit": (
+        lambda h: h.change(3, refused=tuple(e.model_copy(update={"reason": "bad"}) for e in merged_by(h, 3))),
+        "commit 3 refuses offer iowa-1-3 again",
+    ),
+    "refused though nobody offered it": (
+        lambda h: h.change(5, refused=(entry("nobody", reason="bad"),)),
+        "commit 5 refuses an offer nobody that was not made to it",
+    ),
+    "merged as another island's": (
+        lambda h: h.change(3, merged=tuple(e.model_copy(update={"island": "tokyo"}) for e in merged_by(h, 3))),
+        "commit 3 merges an offer iowa-1-3 that was not made to it",
+    ),
+    "merged on another anchor": (
+        lambda h: (
+            [h.change_offer("iowa-1-3", anchor=0)]
+            + [h.change(3, merged=tuple(e.model_copy(update={"anchor": 0}) for e in merged_by(h, 3)))]
+        ),
+        "commit 3 merges an offer with another anchor than 1",
     ),
     "the total is not the sum": (
         lambda h: h.change(5, credited_total=h.commits[5].credited_total + 1),
@@ -321,6 +358,17 @@ def test_what_is_broken_on_the_blackboard_is_found(board: Blackboard) -> None:
     history.change(5, merged=merged_by(history, 5) + merged_by(history, 1))
     write(board, history)
     assert "commit 5 merges offer oregon-1-1 again" in read_audit(board).check()
+
+
+def test_a_gap_in_the_log_is_found(board: Blackboard) -> None:
+    history = usual_history()
+    for record in history.commits:
+        board.create(board.keys.log(record.seq), record)
+    for offer in history.offers:
+        board.create(board.keys.offer(offer.seq, offer.island, offer.incarnation), offer)
+    assert read_audit(board).check() == []
+    board.store.delete(board.keys.log(3))
+    assert any("the log has a gap at 3" in problem for problem in read_audit(board).check())
 
 
 def test_an_offer_under_the_key_of_another_is_not_read_as_one(board: Blackboard) -> None:

@@ -221,6 +221,23 @@ def test_commits_that_supersede_each_other_are_handed_over_together(inbox: Inbox
     assert not inbox.follower.pending()
 
 
+def test_a_batch_is_not_whole_while_the_newest_version_of_any_fragment_is_missing(clock, nonces) -> None:
+    """Though an older version of that fragment, in the same batch, was fetched."""
+    box = Inbox(clock, nonces, fragments=2)
+    box.settle()
+    for length, missing in ((3, 3), (8, 8)):
+        box.log.grow(length - box.log.head.seq)
+        box.store.broken = {box.log.payload_key(missing)}
+        with pytest.raises(StoreUnavailable):
+            box.follower.follow_once()
+        assert box.take() == []
+    box.store.broken.clear()
+    assert box.follower.follow_once()
+    taken = box.take()
+    assert [seq for seq, _ in taken] == list(range(1, 9))
+    assert taken[-2:] == [(7, 7.0), (8, 8.0)]
+
+
 def test_what_does_not_depend_on_a_missing_payload_is_handed_over_before_it(inbox: Inbox) -> None:
     inbox.log.grow(3)
     inbox.store.broken = {inbox.log.payload_key(2)}

@@ -241,3 +241,9 @@ def test_nothing_that_was_passed_in_changes() -> None:
             if after is not None and momentum:
                 after[KEY].zero_()
     assert all(value[KEY].tolist() == [1.0, 2.0] for value in given_.values())
+
+
+def test_a_delta_too_short_for_a_direction_spoils_nothing() -> None:
+    """The inverse of its norm is not finite in fp32."""
+    found = merged("rda", ([1e-40, 1e-40], 0.5), ([3.0, 4.0], 0.5))
+    assert all(math.isfinite(value) for value in found) and found[1] > 0.0
