@@ -56,7 +56,7 @@ def wait_for(what: str, ready: Callable[[], bool], limit: float) -> None:
     while not ready():
         if time.monotonic() > deadline:
             raise SystemExit(f"{what} did not come within {limit:.0f} s")
-        time.sleep(0.02)
+        time.sleep(0.02)  # the interval of a poll with a deadline
 
 
 def thread_seconds(pid: int, thread: int) -> float:

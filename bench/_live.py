@@ -117,9 +117,9 @@ def live(folder: Path, seconds: float, lines: Lines) -> None:
     with crew.at_work():
         deadline = time.monotonic() + START_SECONDS
         while head() < run.config.sync.fragments and not crew.problems and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.1)  # the interval of a poll with a deadline
         before, since, start = crew.counts(), head(), time.monotonic()
-        time.sleep(seconds)
+        time.sleep(seconds)  # the span that is measured
         after, until, end = crew.counts(), head(), time.monotonic()
     if crew.problems or until <= since:
         raise SystemExit(f"the island did not work: {'; '.join(crew.problems) or 'no commit came'}")

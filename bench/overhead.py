@@ -50,11 +50,11 @@ def segment(contestant: Contestant, seconds: float) -> Segment:
     """Let a contestant run alone for `seconds` after it has settled."""
     before = contestant.steps()
     contestant.thaw()
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(SETTLE_SECONDS)  # a span that is not measured, see above
     wait_for("a first step of the segment", lambda: contestant.steps() > before, START_SECONDS)
     steps, since = contestant.steps()
     cpu, cpu_since = contestant.cpu(), time.monotonic()
-    time.sleep(seconds)
+    time.sleep(seconds)  # the span that is measured
     wait_for("a second step of the segment", lambda: contestant.steps()[0] > steps, START_SECONDS)
     steps_then, until = contestant.steps()
     cpu_then, cpu_until = contestant.cpu(), time.monotonic()
