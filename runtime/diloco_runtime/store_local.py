@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -215,7 +216,13 @@ def _make_folder(folder: str) -> None:
         _make_folder(os.path.dirname(folder))
         return _make_folder(folder)
     except FileExistsError:
-        if not os.path.isdir(folder) and os.path.lexists(folder):
+        # One look only: between two, a purge may remove the folder and another writer make it again.
+        try:
+            mode = os.lstat(folder).st_mode
+        except FileNotFoundError:
+            return
+        # A link is nobody's to remove here, so that its target can be looked at apart.
+        if not (stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and os.path.isdir(folder))):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
         return
     _sync_folder(os.path.dirname(folder))
