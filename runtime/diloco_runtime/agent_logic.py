@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,7 +90,9 @@ class AgentLogic:
         """A child ended; `code` is negative for a signal."""
         state = self._children[child]
         state.running = False
-        if code == Exit.DONE or (code == Exit.LEFT and (self._leaving or self._children["syncer"].done)):
+        # A child that was told to leave while it was still starting just ends by the signal.
+        left = code in (Exit.LEFT, -signal.SIGTERM)
+        if code == Exit.DONE or (left and (self._leaving or self._children["syncer"].done)):
             state.done, state.done_at = True, now
         elif code in (Exit.FENCED, Exit.RUN_GONE, Exit.CONFIG):
             self._verdict = self._verdict or (Exit(code), f"the {child} ended with exit code {code}")

@@ -66,12 +66,16 @@ def birth(around: Surroundings) -> Birth:
 
 
 def train(launch: Launch, leaving: threading.Event) -> Exit:
-    """Train until the run is over (DONE) or this island is told to leave (LEFT)."""
+    """Train until the run is over (DONE) or this island is told to leave (LEFT, by SIGTERM).
+
+    Before the main loop there is nothing to save, and building a model takes its time: SIGTERM just ends the process.
+    """
     write_status(launch.learner_status(), LearnerStatus(state="starting"))
     around = open_surroundings(launch, leaving.is_set)
     engine = patiently(around.clock, leaving.is_set, birth(around).begin)
     if engine is None:
         return Exit.DONE
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     where = f"log position {engine.head.seq}, {engine.resume.describe()}"
     log.info("life %d starts at %s", launch.incarnation, where)
     done = turn(engine, around, leaving)
@@ -96,11 +100,9 @@ def turn(engine: Engine, around: Surroundings, leaving: threading.Event) -> bool
 def main(argv: list[str] | None = None) -> int:
     """Run the learner process; see `launch.Exit` for the exit codes."""
     launch = parse_launch("diloco_runtime.learner_main", sys.argv[1:] if argv is None else argv)
-    leaving = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("learner", lambda: train(launch, leaving))
+    return guarded("learner", lambda: train(launch, threading.Event()))
 
 
 if __name__ == "__main__":

@@ -49,9 +49,10 @@ def report(around: Surroundings, status: SyncerStatus) -> None:
 
 
 def serve(launch: Launch, leaving: threading.Event) -> Exit:
-    """Turn the syncer until the run has ended or this island leaves."""
+    """Turn the syncer until the run has ended or this island leaves (SIGTERM; it just ends the process before that)."""
     around = open_surroundings(launch, leaving.is_set)
     syncer, clock, failures = wait_for_start(around, leaving), around.clock, 0
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     deadline: float | None = None
     while syncer is not None and not syncer.ended:
         if leaving.is_set():
@@ -73,11 +74,9 @@ def serve(launch: Launch, leaving: threading.Event) -> Exit:
 def main(argv: list[str] | None = None) -> int:
     """Run the syncer process; see `launch.Exit` for the exit codes."""
     launch = parse_launch("diloco_runtime.syncer_main", sys.argv[1:] if argv is None else argv)
-    leaving = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("syncer", lambda: serve(launch, leaving))
+    return guarded("syncer", lambda: serve(launch, threading.Event()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from diloco_runtime.agent_logic import (
@@ -236,13 +238,14 @@ def test_a_learner_that_left_at_the_end_comes_back_when_the_run_goes_on(agent: A
     assert agent.logic.restarts == 0, "it did not crash"
 
 
-def test_a_learner_that_does_not_see_the_end_is_told_to_leave(agent: Agent) -> None:
+@pytest.mark.parametrize("code", [Exit.LEFT, -signal.SIGTERM])
+def test_a_learner_that_does_not_see_the_end_is_told_to_leave(agent: Agent, code: int) -> None:
     """The run was reopened and stopped again before its next commit: only the syncer knows that it is over."""
     agent.exit("syncer", Exit.DONE)
     agent.lively = {"learner"}
     first, act = agent.live(END_PATIENCE + 5.0)[0]
     assert act == Act("terminate", "learner") and first >= END_PATIENCE
-    agent.exit("learner", Exit.LEFT)
+    agent.exit("learner", code)  # by the signal itself when it was still starting
     (act,) = agent.decide()
     assert (act.kind, act.code) == ("exit", Exit.DONE)
 
