@@ -124,6 +124,11 @@ class LiveRun:
         ]
         return "\n".join(parts)
 
+    def island_log(self, island: str) -> str:
+        """Return all that an island's processes logged."""
+        (path,) = Path(os.environ["DILOCO_HOME"]).glob(f"runs/*/{island}/island.log")
+        return path.read_text()
+
     # ---- the blackboard ---------------------------------------------------------------------------------------------
 
     def board(self) -> Blackboard:

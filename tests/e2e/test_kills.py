@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -77,8 +78,21 @@ def test_after_a_kill_of_everything_the_run_goes_on(live: Callable[..., LiveRun]
     assert run.held_out_loss() < loss + 0.02
     assert log[-1].seq > position
     check_nothing_trained_twice(run)
-    beats = [beat for beat in run.heartbeats() if beat.incarnation > 1]
-    assert all(beat.learner.step > 0 for beat in beats)
+    check_steps_continue(run)
+
+
+def check_steps_continue(run: LiveRun) -> None:
+    """Assert that every life counts its inner steps on from the checkpoint that its log says it started from."""
+    beats = {(beat.island, beat.incarnation): beat.learner for beat in run.heartbeats()}
+    for island in run.islands:
+        begun = re.findall(r"life (\d+) starts at .* inner checkpoint \d+/\d+ of step (\d+)", run.island_log(island))
+        assert begun, f"no life of {island} had a checkpoint to continue from"
+        for life, step in begun:
+            learner = beats.get((island, int(life)))
+            # A life that was killed before its first heartbeat said nothing of its steps.
+            if learner is not None and learner.state != "starting":
+                assert learner.step >= int(step) > 0
+                assert learner.progress > 0.0
 
 
 def check_nothing_trained_twice(run: LiveRun) -> None:
