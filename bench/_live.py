@@ -16,7 +16,9 @@ from diloco_cli.runs import Run
 from diloco_cli.spec import Island, Spec
 from diloco_cli.training import bring_up
 from diloco_runtime import learner_main, syncer_main
+from diloco_runtime.children import ChildProcesses
 from diloco_runtime.errors import DilocoError
+from diloco_runtime.identity import own_identity
 from diloco_runtime.island import Agent, keep_beating
 from diloco_runtime.launch import Launch, Surroundings, open_surroundings
 
@@ -30,8 +32,10 @@ Counts = dict[str, dict[str, int]]
 
 def serve(around: Surroundings, leaving: threading.Event) -> None:
     """Do what the syncer process does until it is told to leave."""
-    syncer = syncer_main.wait_for_start(around, leaving)
-    while syncer is not None and not leaving.is_set():
+    launch = around.launch
+    score, report = (lambda: syncer_main.score(launch)), (lambda status: syncer_main.report(around, status))
+    syncer = syncer_main.wait_for_start(around, score, report)
+    while not leaving.is_set():
         leaving.wait(syncer.tick())
 
 
@@ -39,12 +43,12 @@ def learn(around: Surroundings, leaving: threading.Event) -> None:
     """Do what the learner process does until it is told to leave."""
     engine = learner_main.birth(around).begin()
     assert engine is not None, "a new run is not over"
-    learner_main.turn(engine, around, leaving)
+    learner_main.turn(engine, around, leaving, learner_main.Threads())
 
 
 def beat(around: Surroundings, leaving: threading.Event) -> None:
     """Do what the agent process does for the blackboard until it is told to leave."""
-    agent = Agent(around)
+    agent = Agent(around, ChildProcesses(around.launch), own_identity())
     agent.claim_life()  # `Agent.turn` does it before it starts processes; here they are threads
     keep_beating(agent, around.config.sync.heartbeat_every, leaving)
 

@@ -7,12 +7,13 @@ either has launched anything; one that was replaced while it was frozen finds ou
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from diloco_cli.errors import AnotherSupervisor
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
 from diloco_runtime.errors import CorruptObject, RunMismatch, StoreUnavailable
+from diloco_runtime.identity import Identity
 from diloco_runtime.records import LaunchIntent, SupervisorHeartbeat, SupervisorRecord
 
 SILENT_PERIODS = 3.0
@@ -23,25 +24,6 @@ HEALTHY_PERIODS = 1.5
 
 LOOK_SECONDS = 0.25
 """Pause between looks at another supervisor's counter."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which process this is: pid and start time tell it from a later process with the same pid."""
-
-    host: str
-    pid: int
-    started: float
-
-
-def own_identity() -> Identity:
-    """Return the identity of this process."""
-    import os
-    import socket
-
-    from diloco_runtime.processes import start_time
-
-    return Identity(socket.gethostname(), os.getpid(), start_time())
 
 
 def is_gone(record: SupervisorRecord, me: Identity) -> bool:
@@ -61,11 +43,31 @@ def is_gone(record: SupervisorRecord, me: Identity) -> bool:
     return abs(started - record.started) > 2.0  # start times are kept in hundredths since boot, and boot time drifts
 
 
+Body = Callable[[], None]
+
+
+def in_a_thread(body: Body) -> Callable[[float], None]:
+    """Run `body` beside the caller; return how to wait for its end, for so many seconds."""
+    thread = threading.Thread(target=body, name="supervisor-heartbeat", daemon=True)
+    thread.start()
+    return thread.join
+
+
 class Claim:
     """One supervisor's hold on a run. `board` is for the caller's thread, `heart` for the heartbeat's own."""
 
-    def __init__(self, board: Blackboard, heart: Blackboard, clock: Clock, me: Identity, period: float) -> None:
-        """`period`: seconds between heartbeats."""
+    def __init__(
+        self,
+        board: Blackboard,
+        heart: Blackboard,
+        clock: Clock,
+        me: Identity,
+        period: float,
+        gone: Callable[[SupervisorRecord, Identity], bool] = is_gone,
+        beside: Callable[[Body], Callable[[float], None]] = in_a_thread,
+    ) -> None:
+        """`period`: seconds between heartbeats; `gone`: tells whether another supervisor is certainly dead;
+        `beside`: runs the heartbeat beside the caller."""
         self._board = board
         self._heart = heart
         self._clock = clock
@@ -74,7 +76,9 @@ class Claim:
         self._life = board.new_nonce()
         self._unsettled: SupervisorRecord | None = None
         self._stopped = clock.signal()
-        self._thread: threading.Thread | None = None
+        self._gone = gone
+        self._beside = beside
+        self._join: Callable[[float], None] | None = None
         self.number = 0
         self._writes = 0
         self._written: float | None = None
@@ -90,15 +94,14 @@ class Claim:
         """
         while True:
             newest = self._board.newest_supervisor()
-            if newest is not None and not is_gone(newest, self._me):
+            if newest is not None and not self._gone(newest, self._me):
                 self._watch(newest)
             self.number = newest.number if newest is not None else 0
             standing = self._create(self._record(islands))
             if standing.supervisor == self._life:
                 break
         self._beat()  # before anybody can take the silence of a fresh claim for death
-        self._thread = threading.Thread(target=self._keep_beating, name="supervisor-heartbeat", daemon=True)
-        self._thread.start()
+        self._join = self._beside(self._keep_beating)
         return self._launches_so_far(islands)
 
     def _watch(self, other: SupervisorRecord) -> None:
@@ -111,7 +114,7 @@ class Claim:
             beat = board.read_supervisor_heartbeat(other.number)
             newest = board.newest_supervisor() or other
             beats = beat is not None and (first is None or beat.counter > first.counter)
-            if newest.ended or is_gone(newest, self._me):
+            if newest.ended or self._gone(newest, self._me):
                 return
             if beats or newest.number > other.number:
                 raise AnotherSupervisor(
@@ -205,8 +208,8 @@ class Claim:
         """Stop the heartbeat and say that anyone may follow at once; a store that does not answer costs a follower
         a few seconds of waiting and nothing else."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self._period)
+        if self._join is not None:
+            self._join(self._period)
         try:
             self.write(islands, given_up=given_up, ended=True)
         except (StoreUnavailable, AnotherSupervisor, RunMismatch):

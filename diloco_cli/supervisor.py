@@ -5,17 +5,19 @@ Nothing depends on it but relaunches: it may die at any moment, the islands go o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from diloco_cli.claim import Claim, Identity
+from diloco_cli.claim import Claim
 from diloco_cli.island_report import Scene
 from diloco_cli.island_watch import Limits
-from diloco_cli.looking import Look, Observer
-from diloco_cli.provider_local import LocalProvider
+from diloco_cli.looking import Look, Observer, ProcessSight
 from diloco_cli.runs import Run, place, request_stop
+from diloco_cli.spec import Island
 from diloco_cli.status import StatusReport, build_report
 from diloco_cli.supervision import LEAVE_WAIT, Action, End, Launch, Signal, StopRun, Supervision
 from diloco_runtime.errors import StoreUnavailable
+from diloco_runtime.identity import Identity
 from diloco_runtime.records import LaunchIntent
 
 TICK = 0.25
@@ -41,12 +43,26 @@ def limits_of(run: Run) -> Limits:
     )
 
 
+class Provider(Protocol):
+    """What a supervisor needs of the place where its islands run."""
+
+    def sights(self) -> Mapping[str, ProcessSight]:
+        """Return what a look at the processes shows, by island."""
+
+    def exit_status(self, name: str, pid: int | None) -> int | None:
+        """Return how the agent with this pid ended (negative: by a signal); None when nobody can know, or it lives."""
+
+    def start(self, island: Island) -> int:
+        """Start an island's agent; return its pid. Raises `OSError`."""
+
+    def end(self, name: str, force: bool) -> None:
+        """Ask an island to leave, or kill all its processes."""
+
+
 class Supervisor:
     """Supervises one run until it is over; `tick` is one turn."""
 
-    def __init__(
-        self, run: Run, provider: LocalProvider, claim: Claim, me: Identity, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, provider: Provider, claim: Claim, me: Identity, say: Callable[[str], None]) -> None:
         """`claim`: not yet taken; `say`: receives one line per event, for people."""
         self._run = run
         self._provider = provider
@@ -94,13 +110,11 @@ class Supervisor:
         return min(SLOWEST_LOOK, self._run.config.sync.heartbeat_every / LOOKS_PER_PERIOD)
 
     def _look_at_processes(self, now: float) -> None:
-        found = self._provider.observe()
+        found = self._provider.sights()
         for name in self._names:
-            island = found.get(name)
-            agent = island.agent.pid if island is not None and island.agent is not None else None
-            known = self._machine.islands[name].pid
-            status = self._provider.exit_status(name, known)
-            self._machine.saw_process(name, now, agent, len(island.others) if island is not None else 0, status)
+            seen = found.get(name, ProcessSight())
+            status = self._provider.exit_status(name, self._machine.islands[name].pid)
+            self._machine.saw_process(name, now, seen.pid, seen.others, status)
         for name in found.keys() - set(self._names):
             self._retire(name, now)
 

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from diloco_cli import places
-from diloco_cli.claim import is_gone, own_identity
+from diloco_cli.claim import is_gone
 from diloco_cli.errors import TeardownFailed
 from diloco_cli.provider_local import IslandProcesses, end, find_islands, find_run_ids, find_trains, is_alive
 from diloco_cli.runs import PREFLIGHT, Run, find_run, request_stop
 from diloco_cli.spec import Spec
 from diloco_runtime.clock import Clock, SystemClock
 from diloco_runtime.errors import CorruptObject, DilocoError, StoreUnavailable
+from diloco_runtime.identity import own_identity
 from diloco_runtime.purge import leftover_runs, purge_run
 from diloco_runtime.store import open_store
 

@@ -15,7 +15,7 @@ from types import FrameType
 import diloco_cli
 import diloco_runtime
 from diloco_cli import places
-from diloco_cli.claim import Claim, own_identity
+from diloco_cli.claim import Claim
 from diloco_cli.exit_codes import ExitCode
 from diloco_cli.island_watch import State
 from diloco_cli.plan import Existing, Plan, make_plan
@@ -36,6 +36,7 @@ from diloco_cli.supervision import End
 from diloco_cli.supervisor import TICK, Supervisor
 from diloco_cli.views import LiveView, summary_lines
 from diloco_runtime.clock import Clock, Signal
+from diloco_runtime.identity import own_identity
 from diloco_runtime.records import ControlRecord, SupervisorRecord
 
 CLAIM_WAIT = 60.0

@@ -10,7 +10,7 @@ import torch
 
 from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
-from diloco_runtime.clock import Clock
+from diloco_runtime.clock import Clock, Signal
 from diloco_runtime.data_cursor import UnitClaimer
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.keys import fragment_of
@@ -147,7 +147,7 @@ class Follower:
         return news
 
 
-def run_follower(follower: Follower, clock: Clock, stopped: threading.Event) -> None:
+def run_follower(follower: Follower, clock: Clock, stopped: Signal) -> None:
     """Follow until told to stop; an outage or an unreadable object is reported, tried again, and stops nothing."""
     failures = 0
     while not stopped.is_set():

@@ -7,19 +7,27 @@ training and never overwrites anything of the run.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
 
 from diloco_runtime.agent_logic import Act, AgentLogic, Child
 from diloco_runtime.backoff import pause_after
+from diloco_runtime.children import ChildProcesses, Children
+from diloco_runtime.clock import Clock, Signal
 from diloco_runtime.errors import DilocoError, Fenced, StoreUnavailable
-from diloco_runtime.launch import Exit, Launch, Surroundings, exit_code, guarded, log, open_surroundings, parse_launch
-from diloco_runtime.processes import cpu_seconds, read_status, start_time
+from diloco_runtime.identity import Identity, own_identity
+from diloco_runtime.launch import (
+    Exit,
+    Launch,
+    Surroundings,
+    end_process,
+    exit_code,
+    guarded,
+    log,
+    open_surroundings,
+    parse_launch,
+)
 from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
 
 TURN = 0.1
@@ -31,63 +39,19 @@ LEAVE_SECONDS = 28.0
 NEWS_PAUSE = 1.0
 """Least seconds between two heartbeats, however much there is to tell (GCS and R2 allow one write per second)."""
 
-_MODULES: dict[Child, str] = {"learner": "diloco_runtime.learner_main", "syncer": "diloco_runtime.syncer_main"}
-
-
-@dataclass
-class Children:
-    """The two child processes."""
-
-    launch: Launch
-    agent: str
-    running: dict[Child, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _cpu_before: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of lives that have ended, as last measured."""
-    _cpu_now: dict[str, float] = field(default_factory=dict)
-
-    def start(self, child: Child, incarnation: int) -> None:
-        """Start a child from the calling thread, with whose end (the main thread's) the child is to end."""
-        for path in (self.launch.learner_status(), self.launch.syncer_status()):
-            if path.name.startswith(child):
-                path.unlink(missing_ok=True)
-        self._cpu_before[child] = self._cpu_before.get(child, 0.0) + self._cpu_now.pop(child, 0.0)
-        command = [sys.executable, "-m", _MODULES[child], *self.launch.arguments(incarnation, self.agent)]
-        environment = {**os.environ, "DILOCO_AGENT_PID": str(os.getpid())}
-        self.running[child] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-
-    def ended(self) -> list[tuple[Child, int]]:
-        """Return the children that ended since the last call, with their exit codes."""
-        found = [(child, code) for child, process in self.running.items() if (code := process.poll()) is not None]
-        for child, _ in found:
-            del self.running[child]
-        return found
-
-    def signal(self, child: Child, number: signal.Signals) -> None:
-        """Send a signal to a child that is still there (it stays ours to wait for, so its id cannot be reused)."""
-        if child in self.running:
-            self.running[child].send_signal(number)
-
-    def cpu(self) -> dict[str, float]:
-        """Return CPU seconds so far of the agent, and of learner and syncer over all their lives under it."""
-        for child, process in list(self.running.items()):
-            # A process that has just ended shows 0: keep what was measured last.
-            self._cpu_now[child] = max(self._cpu_now.get(child, 0.0), cpu_seconds(process.pid))
-        found = {child: self._cpu_before.get(child, 0.0) + now for child, now in self._cpu_now.items()}
-        return {"agent": cpu_seconds(os.getpid()), **found}
-
 
 class Agent:
     """One life of an island's agent. `turn` looks after the children, `beat` tells the blackboard."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, children: Children, me: Identity) -> None:
         self._around = around
+        self._children = children
+        self._me = me
         self._board = around.board
         self._clock = around.clock
         self._logic = AgentLogic()
         self.nonce = around.board.new_nonce()
-        self._children = Children(around.launch, self.nonce)
         self._born = self._clock.monotonic()
-        self._started = start_time()
         self._claim: ClaimRecord | None = None
         self._pending: ClaimRecord | None = None
         self._retry_at, self._failures = 0.0, 0
@@ -96,7 +60,7 @@ class Agent:
         self._told = ""
         self._leave_by: float | None = None
         self.state, self.reason = "running", ""
-        self.news = threading.Event()
+        self.news = around.clock.signal()
         self._lock = threading.Lock()
 
     # ---- children (main thread) -----------------------------------------------------------------------------------
@@ -115,8 +79,8 @@ class Agent:
         for child, status in self._children.ended():
             log.log(20 if status == 0 else 30, "%s ended with code %d", child, status)
             self._logic.on_exit(child, status, now)
-        learner = read_status(self._around.launch.learner_status(), LearnerStatus)
-        syncer = read_status(self._around.launch.syncer_status(), SyncerStatus)
+        learner = self._children.learner()
+        syncer = self._children.syncer()
         if learner is not None:
             self._logic.on_ticks("learner", learner.ticks, now)
             if learner.state != self._told:
@@ -183,9 +147,9 @@ class Agent:
                     island=launch.island,
                     incarnation=1 if newest is None else newest.incarnation + 1,
                     agent=self.nonce,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    started=self._started,
+                    host=self._me.host,
+                    pid=self._me.pid,
+                    started=self._me.started,
                     claimed_wall=self._clock.wall(),
                 )
             mine = self._pending
@@ -231,8 +195,8 @@ class Agent:
                 counter=self._counter,
                 state=self.state,
                 reason=self.reason,
-                learner=read_status(launch.learner_status(), LearnerStatus) or LearnerStatus(),
-                syncer=read_status(launch.syncer_status(), SyncerStatus) or SyncerStatus(),
+                learner=self._children.learner() or LearnerStatus(),
+                syncer=self._children.syncer() or SyncerStatus(),
                 restarts=self._logic.restarts,
                 uptime=self._clock.monotonic() - self._born,
                 cpu_seconds=self._children.cpu(),
@@ -250,7 +214,7 @@ class Agent:
         self.beat()
 
 
-def keep_beating(agent: Agent, period: float, stopped: threading.Event) -> None:
+def keep_beating(agent: Agent, period: float, stopped: Signal) -> None:
     """Beat once per period, sooner when there is news; an outage is no reason to stop."""
     while not stopped.is_set():
         agent.news.clear()
@@ -266,28 +230,38 @@ def keep_beating(agent: Agent, period: float, stopped: threading.Event) -> None:
         agent.news.wait(max(0.0, period - pause))
 
 
-def tend(launch: Launch, leaving: threading.Event) -> Exit:
-    """Run one island until the run is over, it is told to leave, or it cannot go on."""
-    launch.state_dir.mkdir(parents=True, exist_ok=True)
-    around = open_surroundings(launch, leaving.is_set)
-    agent, stopped = Agent(around), threading.Event()
-    period = around.config.sync.heartbeat_every
-    heart = threading.Thread(target=keep_beating, args=(agent, period, stopped), daemon=True, name="heartbeat")
-    heart.start()
-    code: Exit | None = None
-    while code is None:
+def look_after(agent: Agent, clock: Clock, leaving: Signal) -> Exit:
+    """Let the agent turn until the run is over, it is told to leave, or it cannot go on."""
+    while True:
         if leaving.is_set():
             agent.leave()
         code = agent.turn()
-        if code is None:
-            around.clock.sleep(TURN)
-    stopped.set()
-    agent.news.set()
-    heart.join(timeout=2 * NEWS_PAUSE)
+        if code is not None:
+            return code
+        clock.sleep(TURN)
+
+
+def say_goodbye(agent: Agent) -> None:
+    """Write the last heartbeat if the store takes it."""
     try:
         agent.last_beat()
     except DilocoError as error:
         log.warning("last heartbeat not written: %s", error)
+
+
+def tend(launch: Launch, leaving: Signal) -> Exit:
+    """Run one island."""
+    launch.state_dir.mkdir(parents=True, exist_ok=True)
+    around = open_surroundings(launch, leaving.is_set)
+    agent = Agent(around, ChildProcesses(launch), own_identity())
+    stopped, period = around.clock.signal(), around.config.sync.heartbeat_every
+    heart = threading.Thread(target=keep_beating, args=(agent, period, stopped), daemon=True, name="heartbeat")
+    heart.start()
+    code = look_after(agent, around.clock, leaving)
+    stopped.set()
+    agent.news.set()
+    heart.join(timeout=2 * NEWS_PAUSE)
+    say_goodbye(agent)
     log.info("island %s ends: %s", launch.island, agent.reason)
     return code
 
@@ -302,4 +276,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
@@ -56,13 +57,12 @@ class Launch:
     batch_size: int | None = None
     threads: int | None = None
     incarnation: int = 0
-    agent: str = ""
 
-    def arguments(self, incarnation: int, agent: str) -> list[str]:
+    def arguments(self, incarnation: int) -> list[str]:
         """Return the arguments for a child of the agent."""
         found = ["--store", self.store, "--run", self.run, "--run-id", self.run_id, "--island", self.island]
         found += ["--state-dir", str(self.state_dir), "--root", self.root]
-        found += ["--incarnation", str(incarnation), "--agent", agent]
+        found += ["--incarnation", str(incarnation)]
         if self.batch_size is not None:
             found += ["--batch-size", str(self.batch_size)]
         if self.threads is not None:
@@ -86,7 +86,6 @@ def parse_launch(program: str, argv: Sequence[str]) -> Launch:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--incarnation", type=int, default=0)
-    parser.add_argument("--agent", default="")
     values = vars(parser.parse_args(argv))
     return Launch(**{**values, "state_dir": Path(values["state_dir"])})
 
@@ -172,3 +171,15 @@ def guarded(process: str, body: Callable[[], Exit]) -> int:
     except Exception:
         log.exception("%s crashed", process)
         return int(Exit.CRASHED)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process at once with its background threads, whatever they do.
+
+    The interpreter's own way out unwinds daemon threads, and aborts the process when one of them is in native code
+    (torch, a parser in Rust): a learner that had finished its work would look like one that crashed.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -7,12 +7,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
+from diloco_runtime.clock import Signal
 from diloco_runtime.follower import run_follower
 from diloco_runtime.fragments import table_of
-from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open_surroundings, parse_launch, patiently
+from diloco_runtime.launch import (
+    Exit,
+    Launch,
+    Surroundings,
+    end_process,
+    guarded,
+    log,
+    open_surroundings,
+    parse_launch,
+    patiently,
+)
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
 from diloco_runtime.processes import die_with_parent, write_status
@@ -24,28 +36,34 @@ LEAVE_SECONDS = 20.0
 """Time for the last uploads after SIGTERM; clouds give 30 s before they cut the power."""
 
 
-class Background:
-    """The threads beside the main loop, and the first error that ended one of them."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.failure: BaseException | None = None
+class Background(Protocol):
+    """What runs beside the main loop, and the first error that ended some of it."""
 
     def start(self, name: str, body: Callable[[], None]) -> None:
-        """Run `body` in a daemon thread."""
+        """Run `body` beside the caller."""
 
+    def check(self) -> None:
+        """Raise the error that ended one of them, in the caller's."""
+
+
+class Threads:
+    """Daemon threads of this process."""
+
+    def __init__(self) -> None:
+        self._failure: BaseException | None = None
+
+    def start(self, name: str, body: Callable[[], None]) -> None:
         def guard() -> None:
             try:
                 body()
             except BaseException as error:
-                self.failure = error
+                self._failure = error
 
         threading.Thread(target=guard, name=name, daemon=True).start()
 
     def check(self) -> None:
-        """Raise the error that ended a thread, in the caller's."""
-        if self.failure is not None:
-            raise self.failure
+        if self._failure is not None:
+            raise self._failure
 
 
 def birth(around: Surroundings) -> Birth:
@@ -65,36 +83,36 @@ def birth(around: Surroundings) -> Birth:
     return Birth(life, around.board, around.clock, task, report)
 
 
-def train(launch: Launch, leaving: threading.Event) -> Exit:
+def train(launch: Launch) -> Exit:
     """Train until the run is over (DONE) or this island is told to leave (LEFT, by SIGTERM).
 
     Before the main loop there is nothing to save, and building a model takes its time: SIGTERM just ends the process.
     """
     write_status(launch.learner_status(), LearnerStatus(state="starting"))
-    around = open_surroundings(launch, leaving.is_set)
-    engine = patiently(around.clock, leaving.is_set, birth(around).begin)
+    around = open_surroundings(launch, lambda: False)
+    engine = patiently(around.clock, lambda: False, birth(around).begin)
     if engine is None:
         return Exit.DONE
+    leaving = around.clock.signal()
     signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    return turn(engine, around, leaving, Threads())
+
+
+def turn(engine: Engine, around: Surroundings, leaving: Signal, background: Background) -> Exit:
+    """Turn the main loop until the end."""
+    clock, stopped, publisher = around.clock, around.clock.signal(), engine.publisher
     where = f"log position {engine.head.seq}, {engine.resume.describe()}"
-    log.info("life %d starts at %s", launch.incarnation, where)
-    done = turn(engine, around, leaving)
-    log.info("leaving at step %d%s", engine.learner.status.step, "" if done else "; the last uploads did not finish")
-    return Exit.LEFT if leaving.is_set() else Exit.DONE
-
-
-def turn(engine: Engine, around: Surroundings, leaving: threading.Event) -> bool:
-    """Turn the main loop until the end; return whether everything was uploaded."""
-    clock, background = around.clock, Background()
-    background.start("follower", lambda: run_follower(engine.follower, clock, background.stopped))
-    background.start("publisher", lambda: run_publisher(engine.publisher, clock, background.stopped))
-    background.start("checkpointer", lambda: run_checkpointer(engine.publisher, clock, background.stopped))
+    log.info("life %d starts at %s", around.launch.incarnation, where)
+    background.start("follower", lambda: run_follower(engine.follower, clock, stopped))
+    background.start("publisher", lambda: run_publisher(publisher, clock, stopped))
+    background.start("checkpointer", lambda: run_checkpointer(publisher, clock, stopped))
     while not leaving.is_set() and engine.learner.step():
         background.check()
     done = engine.learner.leave(clock.monotonic() + LEAVE_SECONDS)
-    background.stopped.set()
+    stopped.set()
     background.check()
-    return done
+    log.info("leaving at step %d%s", engine.learner.status.step, "" if done else "; the last uploads did not finish")
+    return Exit.LEFT if leaving.is_set() else Exit.DONE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,8 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     launch = parse_launch("diloco_runtime.learner_main", sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("learner", lambda: train(launch, threading.Event()))
+    return guarded("learner", lambda: train(launch))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

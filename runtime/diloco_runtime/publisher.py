@@ -262,12 +262,12 @@ class Publisher:
             self.bandwidth = smooth(self.bandwidth, size / seconds)
 
 
-def run_publisher(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:
+def run_publisher(publisher: Publisher, clock: Clock, stopped: Signal) -> None:
     """Publish calls and offers until told to stop; keeps trying through an outage of any length."""
     _keep_publishing("offers", publisher.publish_once, publisher.wake, publisher.problems, clock, stopped)
 
 
-def run_checkpointer(publisher: Publisher, clock: Clock, stopped: threading.Event) -> None:
+def run_checkpointer(publisher: Publisher, clock: Clock, stopped: Signal) -> None:
     """Publish checkpoints until told to stop, beside the offers, which must not wait for them."""
     wake = publisher.checkpoint_wake
     _keep_publishing("checkpoints", publisher.checkpoint_once, wake, publisher.problems, clock, stopped)
@@ -279,7 +279,7 @@ def _keep_publishing(
     wake: Signal,
     problems: dict[str, str],
     clock: Clock,
-    stopped: threading.Event,
+    stopped: Signal,
 ) -> None:
     failures = 0
     while not stopped.is_set():

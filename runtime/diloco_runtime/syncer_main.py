@@ -5,34 +5,50 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+from collections.abc import Callable
 
 from diloco_runtime.backoff import pause_after
+from diloco_runtime.clock import Clock, Signal
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.history import read_table
-from diloco_runtime.launch import Exit, Launch, Surroundings, guarded, log, open_surroundings, parse_launch, patiently
+from diloco_runtime.launch import (
+    Exit,
+    Launch,
+    Surroundings,
+    end_process,
+    guarded,
+    log,
+    open_surroundings,
+    parse_launch,
+    patiently,
+)
 from diloco_runtime.processes import die_with_parent, read_status, spare_cpu, write_status
 from diloco_runtime.records import LearnerStatus, SyncerStatus
 from diloco_runtime.syncer import Syncer, SyncerLife
+
+START_POLL = 0.2
+"""Seconds between looks whether the run has been initialised."""
 
 LEAVE_SECONDS = 10.0
 """How long a syncer on duty that is told to leave tries to hand the duty over with one more commit."""
 
 
-def wait_for_start(around: Surroundings, leaving: threading.Event) -> Syncer | None:
-    """Wait until some island has initialised the run; None when told to leave before."""
+def wait_for_start(around: Surroundings, score: Callable[[], float], report: Callable[[SyncerStatus], None]) -> Syncer:
+    """Return this island's syncer as soon as some island has initialised the run.
+
+    `score`: this island's fitness to merge; `report`: receives the status after every turn.
+    """
     board, clock, launch = around.board, around.clock, around.launch
     progress = 0
-    while not leaving.is_set():
-        table = patiently(clock, leaving.is_set, lambda: read_table(board))
-        head = patiently(clock, leaving.is_set, board.head) if table is not None else None
+    while True:
+        table = patiently(clock, lambda: False, lambda: read_table(board))
+        head = patiently(clock, lambda: False, board.head) if table is not None else None
         if table is not None and head is not None:
             life = SyncerLife(around.config, table, launch.island, launch.incarnation)
-            return Syncer(life, board, clock, head, lambda: score(launch), lambda s: report(around, s))
+            return Syncer(life, board, clock, head, score, report)
         progress += 1
-        write_status(launch.syncer_status(), SyncerStatus(progress=progress))
-        clock.sleep(0.2)
-    return None
+        report(SyncerStatus(progress=progress))
+        clock.sleep(START_POLL)
 
 
 def score(launch: Launch) -> float:
@@ -48,13 +64,11 @@ def report(around: Surroundings, status: SyncerStatus) -> None:
     write_status(around.launch.syncer_status(), status.model_copy(update=update))
 
 
-def serve(launch: Launch, leaving: threading.Event) -> Exit:
-    """Turn the syncer until the run has ended or this island leaves (SIGTERM; it just ends the process before that)."""
-    around = open_surroundings(launch, leaving.is_set)
-    syncer, clock, failures = wait_for_start(around, leaving), around.clock, 0
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+def serve(syncer: Syncer, clock: Clock, leaving: Signal) -> Exit:
+    """Turn the syncer until the run has ended (DONE) or this island leaves (LEFT)."""
+    failures = 0
     deadline: float | None = None
-    while syncer is not None and not syncer.ended:
+    while not syncer.ended:
         if leaving.is_set():
             syncer.leave()
             deadline = deadline if deadline is not None else clock.monotonic() + LEAVE_SECONDS
@@ -71,13 +85,22 @@ def serve(launch: Launch, leaving: threading.Event) -> Exit:
     return Exit.LEFT if leaving.is_set() else Exit.DONE
 
 
+def stand_by(launch: Launch) -> Exit:
+    """Serve until the end; SIGTERM before there is anything to serve just ends the process."""
+    around = open_surroundings(launch, lambda: False)
+    syncer = wait_for_start(around, lambda: score(launch), lambda status: report(around, status))
+    leaving = around.clock.signal()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    return serve(syncer, around.clock, leaving)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the syncer process; see `launch.Exit` for the exit codes."""
     launch = parse_launch("diloco_runtime.syncer_main", sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("syncer", lambda: serve(launch, threading.Event()))
+    return guarded("syncer", lambda: stand_by(launch))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -238,3 +238,9 @@ class LiveRun:
             return supervisor.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"`diloco train` did not end in {seconds} s\n{self.output()}") from None
+
+    def end(self) -> None:
+        """Ask the run to end, and wait until its supervisor has seen it."""
+        done = self.diloco("down", "run.toml", "--yes")
+        assert done.returncode == 0, done.stderr + self.output()
+        assert self.finish(self.supervisors[-1]) == ExitCode.RUN_STOPPED, self.output()

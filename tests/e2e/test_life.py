@@ -134,6 +134,9 @@ def test_an_unwritable_store_stalls_nobody(live: Callable[..., LiveRun], outage:
     run.check_books()
     others_kept_going(run, "")
     assert all(beat.incarnation == 1 for beat in run.heartbeats())
+    undisturbed = live(tokens=700_000)
+    assert undisturbed.finish(undisturbed.train()) == 0, undisturbed.output()
+    assert run.held_out_loss() < undisturbed.held_out_loss() + 0.05
 
 
 @pytest.mark.timeout(300)

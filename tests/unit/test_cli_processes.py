@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from diloco_cli import places
-from diloco_cli.claim import Claim, own_identity
+from diloco_cli.claim import Claim
 from diloco_cli.errors import AnotherSupervisor
 from diloco_cli.provider_local import LocalProvider, _trains, end, find_islands, find_run_ids, find_trains
 from diloco_cli.runs import Run, create_run, request_stop
@@ -21,6 +21,7 @@ from diloco_cli.supervision import End
 from diloco_cli.supervisor import Supervisor
 from diloco_cli.teardown import take_down
 from diloco_runtime.errors import RunMismatch
+from diloco_runtime.identity import own_identity
 from diloco_runtime.purge import purge_run
 
 AGENT = (sys.executable, str(Path(__file__).parents[1] / "support" / "stand_in_agent.py"))
@@ -233,7 +234,8 @@ def test_a_second_supervisor_is_refused_and_a_follower_adopts(
 def test_a_supervisor_whose_process_is_gone_is_followed_at_once(run: Run) -> None:
     code = (
         "import sys, os; from diloco_cli.spec import load_spec; from diloco_cli.runs import find_run\n"
-        "from diloco_cli.claim import Claim, own_identity\n"
+        "from diloco_cli.claim import Claim\n"
+        "from diloco_runtime.identity import own_identity\n"
         f"run = find_run(load_spec({str(run.spec.path)!r}))\n"
         "Claim(run.board, run.another_board(), run.clock, own_identity(), 60.0).take(('a', 'b'))\n"
         "os._exit(0)"

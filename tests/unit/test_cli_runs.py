@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli import places
-from diloco_cli.claim import Claim, Identity
+from diloco_cli.claim import Claim
 from diloco_cli.errors import AnotherSupervisor, NothingThere
 from diloco_cli.formats import count, duration, size
 from diloco_cli.logs import LogFile, in_order, log_files, new_lines, newest_lines, show
@@ -17,6 +17,7 @@ from diloco_cli.teardown import take_down
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemNonces
 from diloco_runtime.errors import ConfigError
+from diloco_runtime.identity import Identity
 from diloco_runtime.records import ControlRecord, SupervisorHeartbeat
 from diloco_runtime.store import ObjectStore, open_store
 from tests.support.cli_records import commit

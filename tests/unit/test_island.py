@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.children import ChildProcesses
 from diloco_runtime.errors import Fenced
+from diloco_runtime.identity import Identity
 from diloco_runtime.island import NEWS_PAUSE, Agent
 from diloco_runtime.launch import Launch, Surroundings
 from diloco_runtime.store_counting import CountingStore
@@ -29,6 +31,11 @@ def around(tmp_path: Path, clock: ManualClock, nonces: CountedNonces) -> Surroun
     return Surroundings(launch, board, config(), clock, store)
 
 
+def agent_of(around: Surroundings) -> Agent:
+    """Return a new agent of the island; it has started nothing."""
+    return Agent(around, ChildProcesses(around.launch), Identity("here", 7, 1.0))
+
+
 def lives(around: Surroundings) -> list[str]:
     """Return the agents of all lives of the island, in order."""
     found = []
@@ -38,7 +45,7 @@ def lives(around: Surroundings) -> list[str]:
 
 
 def test_a_second_agent_takes_the_island_over(around: Surroundings) -> None:
-    first, second = Agent(around), Agent(around)
+    first, second = agent_of(around), agent_of(around)
     first.claim_life()
     second.claim_life()
     assert lives(around) == [first.nonce, second.nonce]
@@ -46,7 +53,7 @@ def test_a_second_agent_takes_the_island_over(around: Surroundings) -> None:
 
 def test_an_agent_that_was_frozen_does_not_fence_the_one_that_replaced_it(around: Surroundings) -> None:
     """It wakes up with its learner dead, and wants a new life for it before its heartbeat has looked around."""
-    frozen, replacement = Agent(around), Agent(around)
+    frozen, replacement = agent_of(around), agent_of(around)
     frozen.claim_life()
     replacement.claim_life()
     with pytest.raises(Fenced, match="life 1 has been replaced by life 2"):
@@ -58,7 +65,7 @@ def test_an_agent_that_was_frozen_does_not_fence_the_one_that_replaced_it(around
 
 def test_the_last_heartbeat_keeps_its_distance(around: Surroundings, clock: ManualClock) -> None:
     """GCS refuses a second write of one name within a second, and with it the word that the island stopped."""
-    agent = Agent(around)
+    agent = agent_of(around)
     agent.claim_life()
     agent.beat()
     before = clock.now

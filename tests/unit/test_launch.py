@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,21 +152,19 @@ LAUNCH = Launch("file:///somewhere", "trial", RUN_ID, "iowa", Path("/state"), "/
 @pytest.mark.parametrize("threads", [None, 4])
 def test_a_child_is_started_with_what_its_agent_was_started_with(batch_size: int | None, threads: int | None) -> None:
     launch = Launch("memory://x", "trial", RUN_ID, "iowa", Path("/st ate"), ".", batch_size, threads)
-    child = parse_launch("diloco_runtime.learner_main", launch.arguments(7, "agent-nonce"))
-    assert child == Launch(
-        "memory://x", "trial", RUN_ID, "iowa", Path("/st ate"), ".", batch_size, threads, 7, "agent-nonce"
-    )
+    child = parse_launch("diloco_runtime.learner_main", launch.arguments(7))
+    assert child == Launch("memory://x", "trial", RUN_ID, "iowa", Path("/st ate"), ".", batch_size, threads, 7)
 
 
-def test_an_agent_needs_neither_incarnation_nor_agent() -> None:
-    arguments = LAUNCH.arguments(0, "")
+def test_an_agent_needs_no_incarnation() -> None:
+    arguments = LAUNCH.arguments(0)
     cut = arguments.index("--incarnation")
     assert parse_launch("diloco_runtime.island", arguments[:cut]) == LAUNCH
 
 
 @pytest.mark.parametrize("name", ["store", "run", "run-id", "island", "state-dir", "root"])
 def test_a_missing_argument_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = LAUNCH.arguments(1, "a")
+    arguments = LAUNCH.arguments(1)
     at = arguments.index(f"--{name}")
     with pytest.raises(SystemExit) as caught:
         parse_launch("diloco_runtime.island", arguments[:at] + arguments[at + 2 :])
@@ -287,3 +288,27 @@ def test_only_outages_are_waited_out(clock) -> None:
         with pytest.raises(type(error)):
             patiently(clock, never, failing(1, error))
     assert clock.now == 1000.0
+
+
+# ---- the way out ----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_ends_with_its_code_whatever_its_threads_do() -> None:
+    """A thread in native code is no reason to abort: the agent would count a finished learner as crashed."""
+    code = (
+        "import sys, threading, torch\n"
+        "from diloco_runtime.launch import Exit, end_process\n"
+        "begun = threading.Barrier(5)\n"
+        "def work():\n"
+        "    begun.wait()\n"
+        "    while True:\n"
+        "        torch.rand(64, 64).sum()\n"
+        "for _ in range(4):\n"
+        "    threading.Thread(target=work, daemon=True).start()\n"
+        "begun.wait()\n"
+        "print('the last words')\n"
+        "end_process(Exit.LEFT)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (Exit.LEFT, "the last words\n", "")
