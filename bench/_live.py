@@ -74,7 +74,7 @@ class Crew:
             state = folder / f"state-{island}"
             state.mkdir(exist_ok=True)
             launch = Launch(spec.store, spec.name, run.id, island, state, str(spec.root), incarnation=1)
-            self._around[role] = open_surroundings(launch, self._leaving.is_set)
+            self._around[role] = open_surroundings(launch)
         self._threads = [threading.Thread(target=self._body, args=(role,), daemon=True) for role in ROLES]
 
     def _body(self, role: str) -> None:

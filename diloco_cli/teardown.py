@@ -18,6 +18,7 @@ from diloco_cli.errors import TeardownFailed
 from diloco_cli.provider_local import IslandProcesses, end, find_islands, find_run_ids, find_trains, is_alive
 from diloco_cli.runs import PREFLIGHT, Run, find_run, request_stop
 from diloco_cli.spec import Spec
+from diloco_cli.supervision import LEAVE_WAIT
 from diloco_runtime.clock import Clock, SystemClock
 from diloco_runtime.errors import CorruptObject, DilocoError, StoreUnavailable
 from diloco_runtime.identity import own_identity
@@ -42,11 +43,8 @@ CLOSING_WAIT = 5.0
 SUPERVISOR_WAIT = 10.0
 """Seconds a supervisor gets to leave after SIGTERM."""
 
-LEAVE_WAIT = 35.0
-"""Seconds islands get to leave after SIGTERM; an agent needs up to 30."""
-
 LEAVE_NOW_WAIT = 5.0
-"""... with `--now`."""
+"""Seconds islands get to leave after SIGTERM with `--now`; `LEAVE_WAIT` without."""
 
 KILL_WAIT = 15.0
 """Seconds after SIGKILL in which the kernel must have removed a process."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from diloco_runtime.agent_logic import Child
 from diloco_runtime.launch import Launch
-from diloco_runtime.processes import cpu_seconds, read_status
+from diloco_runtime.processes import AGENT_PID, cpu_seconds, read_status
 from diloco_runtime.records import LearnerStatus, SyncerStatus
 
 _MODULES: dict[Child, str] = {"learner": "diloco_runtime.learner_main", "syncer": "diloco_runtime.syncer_main"}
@@ -55,7 +55,7 @@ class ChildProcesses:
         path.unlink(missing_ok=True)
         self._cpu_before[child] = self._cpu_before.get(child, 0.0) + self._cpu_now.pop(child, 0.0)
         command = [sys.executable, "-m", _MODULES[child], *self.launch.arguments(incarnation)]
-        environment = {**os.environ, "DILOCO_AGENT_PID": str(os.getpid())}
+        environment = {**os.environ, AGENT_PID: str(os.getpid())}
         self.running[child] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
     def ended(self) -> list[tuple[Child, int]]:

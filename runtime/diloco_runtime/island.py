@@ -8,7 +8,6 @@ training and never overwrites anything of the run.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 
 from diloco_runtime.agent_logic import Act, AgentLogic, Child
@@ -21,12 +20,11 @@ from diloco_runtime.launch import (
     Exit,
     Launch,
     Surroundings,
-    end_process,
     exit_code,
-    guarded,
+    leaving_on_sigterm,
     log,
     open_surroundings,
-    parse_launch,
+    run_process,
 )
 from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
 
@@ -249,10 +247,11 @@ def say_goodbye(agent: Agent) -> None:
         log.warning("last heartbeat not written: %s", error)
 
 
-def tend(launch: Launch, leaving: Signal) -> Exit:
+def tend(launch: Launch) -> Exit:
     """Run one island."""
     launch.state_dir.mkdir(parents=True, exist_ok=True)
-    around = open_surroundings(launch, leaving.is_set)
+    around = open_surroundings(launch)
+    leaving = leaving_on_sigterm(around.clock)
     agent = Agent(around, ChildProcesses(launch), own_identity())
     stopped, period = around.clock.signal(), around.config.sync.heartbeat_every
     heart = threading.Thread(target=keep_beating, args=(agent, period, stopped), daemon=True, name="heartbeat")
@@ -266,14 +265,5 @@ def tend(launch: Launch, leaving: Signal) -> Exit:
     return code
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the agent; see `launch.Exit` for the exit codes."""
-    launch = parse_launch("diloco_runtime.island", sys.argv[1:] if argv is None else argv)
-    leaving = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return guarded("agent", lambda: tend(launch, leaving))
-
-
 if __name__ == "__main__":
-    end_process(main())
+    run_process("agent", "diloco_runtime.island", tend)

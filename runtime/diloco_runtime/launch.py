@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 from diloco_runtime.backoff import pause_after
 from diloco_runtime.blackboard import Blackboard
-from diloco_runtime.clock import Clock, SystemClock, SystemNonces
+from diloco_runtime.clock import Clock, Signal, SystemClock, SystemNonces
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import (
     ConfigError,
@@ -101,8 +103,8 @@ class Surroundings:
     counter: CountingStore
 
 
-def open_surroundings(launch: Launch, give_up: Callable[[], bool]) -> Surroundings:
-    """Open the blackboard and read the run's settings, waiting through outages until `give_up`.
+def open_surroundings(launch: Launch) -> Surroundings:
+    """Open the blackboard and read the run's settings, waiting through outages.
 
     Raises `RunMismatch` when the run is gone, `ConfigError` when it was made by another version of this code.
     """
@@ -111,8 +113,8 @@ def open_surroundings(launch: Launch, give_up: Callable[[], bool]) -> Surroundin
     clock = SystemClock()
     counter = CountingStore(open_store(launch.store, launch.run))
     board = Blackboard(counter, launch.run_id, clock, SystemNonces())
-    patiently(clock, give_up, board.check_identity)
-    run = patiently(clock, give_up, board.read_run)
+    patiently(clock, board.check_identity)
+    run = patiently(clock, board.read_run)
     if run is None:
         raise RunMismatch(f"{counter.url} holds no run any more")
     if run.code_version != __version__:
@@ -123,16 +125,14 @@ def open_surroundings(launch: Launch, give_up: Callable[[], bool]) -> Surroundin
     return Surroundings(launch, board, RunConfig.model_validate(run.config), clock, counter)
 
 
-def patiently(clock: Clock, give_up: Callable[[], bool], action: Callable[[], T]) -> T:
-    """Return what `action` returns, trying again while the store does not answer; raise its error on `give_up`."""
+def patiently(clock: Clock, action: Callable[[], T]) -> T:
+    """Return what `action` returns, trying again while the store does not answer."""
     failures = 0
     while True:
         try:
             return action()
         except StoreUnavailable as error:
             failures += 1
-            if give_up():
-                raise
             log.warning("the store does not answer, trying again: %s", error)
             clock.sleep(pause_after(failures))
 
@@ -173,13 +173,34 @@ def guarded(process: str, body: Callable[[], Exit]) -> int:
         return int(Exit.CRASHED)
 
 
+def leaving_on_sigterm(clock: Clock) -> Signal:
+    """Return a signal that SIGTERM sets from now on.
+
+    Until then SIGTERM just ends the process: while it starts, which takes its time, there is nothing to save.
+    """
+    leaving = clock.signal()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    return leaving
+
+
+def run_process(role: str, program: str, body: Callable[[Launch], Exit]) -> NoReturn:
+    """Be one of the three processes: do what `body` says with the command line's arguments, and end with its code.
+
+    Ctrl-C in a terminal is meant for the command, not for its islands.
+    """
+    launch = parse_launch(program, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_process(guarded(role, lambda: body(launch)))
+
+
 def end_process(code: int) -> NoReturn:
     """End this process at once with its background threads, whatever they do.
 
     The interpreter's own way out unwinds daemon threads, and aborts the process when one of them is in native code
     (torch, a parser in Rust): a learner that had finished its work would look like one that crashed.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk takes no last words, and must not change the code
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -18,16 +15,15 @@ from diloco_runtime.launch import (
     Exit,
     Launch,
     Surroundings,
-    end_process,
-    guarded,
+    leaving_on_sigterm,
     log,
     open_surroundings,
-    parse_launch,
     patiently,
+    run_process,
 )
 from diloco_runtime.learner import Life
 from diloco_runtime.life import Birth, Engine
-from diloco_runtime.processes import die_with_parent, write_status
+from diloco_runtime.processes import die_with_agent, write_status
 from diloco_runtime.publisher import run_checkpointer, run_publisher
 from diloco_runtime.records import LearnerStatus
 from diloco_runtime.task import TaskContext, load_task
@@ -84,18 +80,14 @@ def birth(around: Surroundings) -> Birth:
 
 
 def train(launch: Launch) -> Exit:
-    """Train until the run is over (DONE) or this island is told to leave (LEFT, by SIGTERM).
-
-    Before the main loop there is nothing to save, and building a model takes its time: SIGTERM just ends the process.
-    """
+    """Train until the run is over (DONE) or this island is told to leave (LEFT, by SIGTERM)."""
+    die_with_agent()
     write_status(launch.learner_status(), LearnerStatus(state="starting"))
-    around = open_surroundings(launch, lambda: False)
-    engine = patiently(around.clock, lambda: False, birth(around).begin)
+    around = open_surroundings(launch)
+    engine = patiently(around.clock, birth(around).begin)
     if engine is None:
         return Exit.DONE
-    leaving = around.clock.signal()
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
-    return turn(engine, around, leaving, Threads())
+    return turn(engine, around, leaving_on_sigterm(around.clock), Threads())
 
 
 def turn(engine: Engine, around: Surroundings, leaving: Signal, background: Background) -> Exit:
@@ -115,13 +107,5 @@ def turn(engine: Engine, around: Surroundings, leaving: Signal, background: Back
     return Exit.LEFT if leaving.is_set() else Exit.DONE
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the learner process; see `launch.Exit` for the exit codes."""
-    launch = parse_launch("diloco_runtime.learner_main", sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("learner", lambda: train(launch))
-
-
 if __name__ == "__main__":
-    end_process(main())
+    run_process("learner", "diloco_runtime.learner_main", train)

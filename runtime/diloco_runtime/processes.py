@@ -16,12 +16,16 @@ M = TypeVar("M", bound=BaseModel)
 
 _PR_SET_PDEATHSIG = 1
 
+AGENT_PID = "DILOCO_AGENT_PID"
+"""Environment variable in which an agent tells its children who it is."""
 
-def die_with_parent(parent: int) -> None:
-    """Ask for SIGTERM when the parent dies (Linux); exit at once if process `parent` is already gone."""
+
+def die_with_agent() -> None:
+    """Ask for SIGTERM when the agent that started this process dies (Linux); exit at once if it is already gone."""
+    agent = int(os.environ.get(AGENT_PID, os.getppid()))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != parent:
+    if os.getppid() != agent:
         raise SystemExit(0)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable
 
 from diloco_runtime.backoff import pause_after
@@ -15,14 +12,13 @@ from diloco_runtime.launch import (
     Exit,
     Launch,
     Surroundings,
-    end_process,
-    guarded,
+    leaving_on_sigterm,
     log,
     open_surroundings,
-    parse_launch,
     patiently,
+    run_process,
 )
-from diloco_runtime.processes import die_with_parent, read_status, spare_cpu, write_status
+from diloco_runtime.processes import die_with_agent, read_status, spare_cpu, write_status
 from diloco_runtime.records import LearnerStatus, SyncerStatus
 from diloco_runtime.syncer import Syncer, SyncerLife
 
@@ -41,8 +37,8 @@ def wait_for_start(around: Surroundings, score: Callable[[], float], report: Cal
     board, clock, launch = around.board, around.clock, around.launch
     progress = 0
     while True:
-        table = patiently(clock, lambda: False, lambda: read_table(board))
-        head = patiently(clock, lambda: False, board.head) if table is not None else None
+        table = patiently(clock, lambda: read_table(board))
+        head = patiently(clock, board.head) if table is not None else None
         if table is not None and head is not None:
             life = SyncerLife(around.config, table, launch.island, launch.incarnation)
             return Syncer(life, board, clock, head, score, report)
@@ -86,21 +82,12 @@ def serve(syncer: Syncer, clock: Clock, leaving: Signal) -> Exit:
 
 
 def stand_by(launch: Launch) -> Exit:
-    """Serve until the end; SIGTERM before there is anything to serve just ends the process."""
-    around = open_surroundings(launch, lambda: False)
+    """Serve this island until the end."""
+    die_with_agent()
+    around = open_surroundings(launch)
     syncer = wait_for_start(around, lambda: score(launch), lambda status: report(around, status))
-    leaving = around.clock.signal()
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
-    return serve(syncer, around.clock, leaving)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the syncer process; see `launch.Exit` for the exit codes."""
-    launch = parse_launch("diloco_runtime.syncer_main", sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(int(os.environ.get("DILOCO_AGENT_PID", os.getppid())))
-    return guarded("syncer", lambda: stand_by(launch))
+    return serve(syncer, around.clock, leaving_on_sigterm(around.clock))
 
 
 if __name__ == "__main__":
-    end_process(main())
+    run_process("syncer", "diloco_runtime.syncer_main", stand_by)

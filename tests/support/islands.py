@@ -90,14 +90,14 @@ class Island:
 
     def _agent(self) -> None:
         board, clock = self.board(), WorldClock(self.world)
-        newest = patiently(clock, lambda: False, lambda: board.newest_claim(self.name))
+        newest = patiently(clock, lambda: board.newest_claim(self.name))
         self.incarnation = 1 if newest is None else newest.incarnation + 1
         agent = board.new_nonce()
         claim = ClaimRecord(
             run_id=RUN_ID, nonce=board.new_nonce(), island=self.name, incarnation=self.incarnation, agent=agent,
             host="h", pid=1, started=0.0, claimed_wall=0.0,
         )  # fmt: skip
-        patiently(clock, lambda: False, lambda: board.create(board.keys.claim(self.name, self.incarnation), claim))
+        patiently(clock, lambda: board.create(board.keys.claim(self.name, self.incarnation), claim))
         self.start_learner()
         if self.syncs:
             self.processes["syncer"] = self.world.spawn(self._syncer)
@@ -130,7 +130,7 @@ class Island:
         def report(status: LearnerStatus) -> None:
             self.learner_status = status
 
-        engine = patiently(clock, lambda: False, Birth(life, self.board(), clock, task, report).begin)
+        engine = patiently(clock, Birth(life, self.board(), clock, task, report).begin)
         if engine is None:
             return
         self.engine = engine
@@ -150,8 +150,8 @@ class Island:
         table = None
         while table is None:
             clock.sleep(0.2)
-            table = patiently(clock, lambda: False, lambda: read_table(board))
-        head = patiently(clock, lambda: False, board.head)
+            table = patiently(clock, lambda: read_table(board))
+        head = patiently(clock, board.head)
         assert head is not None
         life = SyncerLife(self.config, table, self.name, self.incarnation)
 

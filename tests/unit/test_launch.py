@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_runtime import __version__
 from diloco_runtime.backoff import PAUSES
+from diloco_runtime.clock import SystemClock
 from diloco_runtime.config import RunConfig
 from diloco_runtime.errors import (
     ConfigError,
@@ -193,14 +196,10 @@ def launch(tmp_path: Path) -> Launch:
     return Launch(f"file://{tmp_path}/blackboard", "trial", RUN_ID, "iowa", tmp_path / "state", str(tmp_path))
 
 
-def never() -> bool:
-    return False
-
-
 def test_the_run_is_opened_with_its_settings_and_its_transfers_are_counted(launch: Launch) -> None:
     settings = config(12_345, fragments=3)
     open_store(launch.store, launch.run).create(RUN, encode(run_record(settings)))
-    around = open_surroundings(launch, never)
+    around = open_surroundings(launch)
     assert around.config == settings and around.launch is launch and around.board.run_id == RUN_ID
     before = around.counter.requests["get"]
     assert around.board.read_commit(0) is None and around.counter.requests["get"] == before + 1
@@ -209,7 +208,7 @@ def test_the_run_is_opened_with_its_settings_and_its_transfers_are_counted(launc
 
 def test_without_a_run_nothing_is_opened_and_nothing_written(launch: Launch) -> None:
     with pytest.raises(RunMismatch, match=r"holds no run any more \(run.json is gone\)"):
-        open_surroundings(launch, never)
+        open_surroundings(launch)
     assert open_store(launch.store, launch.run).list("") == []
 
 
@@ -217,38 +216,39 @@ def test_another_run_of_the_same_name_is_not_ours(launch: Launch) -> None:
     other = "fedcba9876543210"
     open_store(launch.store, launch.run).create(RUN, encode(run_record(config(), other)))
     with pytest.raises(RunMismatch, match=f"now holds run {other}, not {RUN_ID}"):
-        open_surroundings(launch, never)
+        open_surroundings(launch)
 
 
 def test_another_version_of_the_code_is_refused(launch: Launch) -> None:
     open_store(launch.store, launch.run).create(RUN, encode(run_record(config(), version="0.0.1")))
     says = f"run trial was made by version 0.0.1 of diloco-runtime, island iowa has {re.escape(__version__)}; install"
     with pytest.raises(ConfigError, match=says):
-        open_surroundings(launch, never)
+        open_surroundings(launch)
 
 
 @pytest.mark.parametrize("store", ["gs://bucket/x", "file://relative/folder", "memory://"])
 def test_a_store_that_cannot_be_is_a_configuration_error(launch: Launch, store: str) -> None:
     changed = Launch(store, launch.run, RUN_ID, "iowa", launch.state_dir, launch.root)
     with pytest.raises(ConfigError, match=re.escape(store)):
-        open_surroundings(changed, never)
+        open_surroundings(changed)
 
 
-def test_a_store_that_does_not_answer_is_waited_for(launch: Launch, tmp_path: Path) -> None:
-    """A file where the run's folder should be: the store fails until it is gone, which is when we are asked."""
+def test_a_store_that_does_not_answer_is_waited_for(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where the run's folder should be: the store fails until it is gone, which is while we wait."""
     blocked = tmp_path / "blackboard"
     blocked.write_bytes(b"in the way")
-    asked = 0
+    waits: list[float] = []
 
-    def give_up() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+    def mend(clock: SystemClock, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
             blocked.unlink()
             open_store(launch.store, launch.run).create(RUN, encode(run_record(config())))
-        return False
 
-    assert open_surroundings(launch, give_up).config == config() and asked == 2
+    monkeypatch.setattr(SystemClock, "sleep", mend)
+    assert open_surroundings(launch).config == config() and len(waits) == 2
 
 
 # ---- patience -------------------------------------------------------------------------------------------------------
@@ -269,28 +269,27 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
 def test_an_outage_is_waited_out_with_growing_pauses(clock, caplog: pytest.LogCaptureFixture) -> None:
     started, failures = clock.now, len(PAUSES) + 3
     with caplog.at_level(logging.WARNING, log.name):
-        assert patiently(clock, never, failing(failures, StoreUnavailable("no route"))) == "answer"
+        assert patiently(clock, failing(failures, StoreUnavailable("no route"))) == "answer"
     assert clock.now - started == pytest.approx(sum(PAUSES) + 3 * PAUSES[-1])
     assert [record.getMessage() for record in caplog.records] == [
         "the store does not answer, trying again: no route"
     ] * failures
 
 
-def test_who_is_told_to_leave_gives_up_with_the_error(clock) -> None:
-    answers = iter([False, False, True])
-    with pytest.raises(StoreUnavailable, match="no route"):
-        patiently(clock, lambda: next(answers), failing(99, StoreUnavailable("no route")))
-    assert clock.now - 1000.0 == pytest.approx(PAUSES[0] + PAUSES[1])
-
-
 def test_only_outages_are_waited_out(clock) -> None:
     for error in (RunMismatch("gone"), CorruptObject("broken"), ValueError("bug")):
         with pytest.raises(type(error)):
-            patiently(clock, never, failing(1, error))
+            patiently(clock, failing(1, error))
     assert clock.now == 1000.0
 
 
 # ---- the way out ----------------------------------------------------------------------------------------------------
+
+
+def run_python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run some code in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": ""}
+    return subprocess.run([sys.executable, "-c", code], env=env, text=True, timeout=60, check=False, **options)
 
 
 def test_a_process_ends_with_its_code_whatever_its_threads_do() -> None:
@@ -309,6 +308,27 @@ def test_a_process_ends_with_its_code_whatever_its_threads_do() -> None:
         "print('the last words')\n"
         "end_process(Exit.LEFT)\n"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = run_python(code, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (Exit.LEFT, "the last words\n", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_does_not_change_the_code() -> None:
+    code = "from diloco_runtime.launch import Exit, end_process; print('words'); end_process(Exit.LEFT)"
+    with open("/dev/full", "w") as full:
+        assert run_python(code, stdout=full, stderr=full).returncode == Exit.LEFT
+
+
+def test_sigterm_ends_a_process_that_starts_and_is_a_signal_for_one_that_works() -> None:
+    code = (
+        "import os, signal\n"
+        "from diloco_runtime.clock import SystemClock\n"
+        "from diloco_runtime.launch import leaving_on_sigterm\n"
+        "{begin}"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print(leaving.wait(5.0))\n"
+    )
+    starting = run_python(code.format(begin="leaving = SystemClock().signal()\n"), capture_output=True)
+    assert (starting.returncode, starting.stdout) == (-signal.SIGTERM, "")
+    working = run_python(code.format(begin="leaving = leaving_on_sigterm(SystemClock())\n"), capture_output=True)
+    assert (working.returncode, working.stdout) == (0, "True\n")
