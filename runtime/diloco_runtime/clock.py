@@ -51,7 +51,7 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)  # what everybody else sleeps by
 
     def signal(self) -> Signal:
         return threading.Event()

@@ -46,6 +46,9 @@ class Follower:
         """Set whenever there is something new for the learner."""
         self.called = head.seq
         self.poll_seconds = 0.1
+        self.commit_seconds: float | None = None
+        """Moving average of the time between two commits, as they are seen: the pace of the run."""
+        self._commit_seen: float | None = None
         self.problem = ""
         self.bandwidth: float | None = None
 
@@ -90,7 +93,7 @@ class Follower:
         return news
 
     def _read_log(self) -> bool:
-        news = False
+        before = self._head.seq
         while (commit := self._board.read_commit(self._head.seq + 1)) is not None:
             if commit.parent != self._head.nonce:
                 raise CorruptObject(
@@ -100,8 +103,16 @@ class Follower:
                 raise CorruptObject(f"{self._board.keys.log(commit.seq)} merges the wrong fragment")
             self._head = commit
             self._backlog.append(commit)
-            news = True
-        return news
+        self._measure_pace(self._head.seq - before)
+        return self._head.seq > before
+
+    def _measure_pace(self, commits: int) -> None:
+        if not commits:
+            return
+        now = self._clock.monotonic()
+        if self._commit_seen is not None:
+            self.commit_seconds = smooth(self.commit_seconds, (now - self._commit_seen) / commits)
+        self._commit_seen = now
 
     def _fetch(self) -> bool:
         """Fetch payloads in order. A batch in which one commit supersedes another is handed over as a whole, so that

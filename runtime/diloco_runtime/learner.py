@@ -126,6 +126,7 @@ class Learner:
             self._idle("waiting")
         else:
             self._inner_step()
+            self._logic.on_called(self._follower.called)  # what was called during the step is answered after it
             self._decide()
             self._update("training")
         return True
@@ -177,8 +178,12 @@ class Learner:
         )
 
     def _poll_seconds(self) -> float:
+        """Look ten times per fragment period, this learner's own or the run's: the fastest learner calls, and a slow
+        one that looked at its own pace would hear of it too late."""
         sync = self._life.config.sync
         period = (self._step_seconds or 0.1) * sync.sync_every / len(self._life.table)
+        if self._follower.commit_seconds is not None:
+            period = min(period, self._follower.commit_seconds)
         return min(1.0, max(0.02, period / POLLS_PER_PERIOD))
 
     # ---- call, offer, adopt -------------------------------------------------------------------------------------

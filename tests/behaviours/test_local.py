@@ -35,7 +35,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
+        time.sleep(0.002)  # the interval of a poll with a deadline
 
 
 def files_below(folder: Path) -> list[str]:

@@ -14,6 +14,8 @@ from tests.support.islands import Archipelago, archipelago
 from tests.support.tasks import LinearTask
 
 STEP = 1.0
+SETTLED = 10
+"""Commits after which islands have started and averages mean something."""
 
 
 def config(tokens: int = 12_000, **sync: Any) -> RunConfig:
@@ -78,6 +80,40 @@ def test_a_slow_island_contributes_and_slows_nobody(speeds: dict[str, float], of
     for commit in log[1:]:
         assert commit.phase != "run" or commit.seq == 1 or commit.merged, "a called merge was committed without anybody"
     assert board.read_call(log[-1].seq + 1) is None
+
+
+@pytest.mark.parametrize(("step", "slow"), [(1.0, 4.05), (0.25, 3.96), (0.25, 3.9)])
+def test_a_slow_island_contributes_in_every_phase(step: float, slow: float) -> None:
+    """Speeds that are no multiples of each other: calls drift through the slow one's step, and it misses no stretch."""
+    log = finished(start(archipelago(config(24_000), LinearTask, {"a": step, "b": slow * step})))
+    merged = [len(commit.merged) for commit in log[SETTLED:] if commit.phase == "run"]
+    assert len(merged) > 200
+    stretches = [sum(merged[first : first + 25]) / 25 for first in range(len(merged) - 25)]
+    assert min(stretches) >= 0.9 * 2
+
+
+def test_a_call_is_answered_at_the_next_step_boundary() -> None:
+    """Also one that came in the middle of a step that is as long as a whole period of the one that calls."""
+    slow = 4.05 * STEP
+    world = start(archipelago(config(), LinearTask, {"a": STEP, "b": slow}))
+    written: dict[str, float] = {}
+    put = world.store.put
+
+    def note(key: str, data: bytes) -> None:
+        written.setdefault(key, world.world.now)
+        put(key, data)
+
+    world.store.put = note  # type: ignore[method-assign]
+    finished(world)
+    keys = world.observer().keys
+    waits = [
+        offered - written[keys.call(seq)]
+        for seq in range(SETTLED, 100)
+        if (offered := written.get(keys.offer(seq, "b", 1))) and keys.call(seq) in written
+    ]
+    assert len(waits) > 50
+    assert max(waits) < slow + 0.6 * STEP, "one poll and the way of the offer come on top"
+    assert min(waits) < 0.2 * slow, "and phases drift through the whole step"
 
 
 def test_killed_islands_cost_only_their_own_work() -> None:
