@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SCHEDULES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint types bench wheel clean
+.PHONY: help venv demo test test-long sim lint types bench wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,9 @@ test: venv ## run the tests (but for the long ones)
 
 test-long: venv ## run the long tests: many kills
 	$(BIN)/python -m pytest -m long
+
+sim: venv ## explore simulated runs with faults; SCHEDULES=100 for fewer
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sim.explore --schedules $(SCHEDULES)
 
 lint: venv ## check style, formatting, import and clock bans
 	$(BIN)/ruff check

@@ -65,6 +65,7 @@ class Supervisor:
     def __init__(self, run: Run, provider: Provider, claim: Claim, me: Identity, say: Callable[[str], None]) -> None:
         """`claim`: not yet taken; `say`: receives one line per event, for people."""
         self._run = run
+        self._config = run.config
         self._provider = provider
         self._claim = claim
         self._me = me
@@ -107,7 +108,7 @@ class Supervisor:
         return end
 
     def _look_every(self) -> float:
-        return min(SLOWEST_LOOK, self._run.config.sync.heartbeat_every / LOOKS_PER_PERIOD)
+        return min(SLOWEST_LOOK, self._config.sync.heartbeat_every / LOOKS_PER_PERIOD)
 
     def _look_at_processes(self, now: float) -> None:
         found = self._provider.sights()
@@ -230,7 +231,7 @@ class Supervisor:
         if self._look is None:
             return None
         verdicts = {name: (str(island.state), island.reason) for name, island in self._machine.islands.items()}
-        scene = Scene(self._look, self._run.config, self._me.host)
+        scene = Scene(self._look, self._config, self._me.host)
         return build_report(self._run.id, place(self._run.spec), scene, verdicts)
 
     def last_look(self) -> None:

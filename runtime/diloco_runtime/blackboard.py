@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from diloco_runtime.clock import Clock, Nonces
 from diloco_runtime.errors import CorruptObject, MissingPayload, RunMismatch, StoreUnavailable
@@ -45,17 +45,26 @@ CREATE_ATTEMPTS = 4
 """Immediate tries of one create before its outcome is left unknown and the caller tries the same bytes later."""
 
 
+class Parse(Protocol):
+    """`records.decode` or something that does the same."""
+
+    def __call__(self, kind: type[R], data: bytes, key: str) -> R: ...
+
+
 class Blackboard:
     """Typed access to one run. `run_id` is empty only for a caller that is about to create or look up the run."""
 
-    def __init__(self, store: ObjectStore, run_id: str, clock: Clock, nonces: Nonces) -> None:
+    def __init__(self, store: ObjectStore, run_id: str, clock: Clock, nonces: Nonces, parse: Parse = decode) -> None:
+        """`parse`: turns stored bytes into a record; a simulation, which reads the same bytes often, remembers them."""
         self.store = store
+        self._parse = parse
         self.run_id = run_id
         self.keys = Keys(run_id or "00000000")
         self._clock = clock
         self._nonces = nonces
         self._identity_seen: float | None = None
         self._highest: dict[str, int] = {}
+        self._newest_seen: dict[str, Record] = {}
 
     def new_nonce(self) -> str:
         return self._nonces.new()
@@ -65,7 +74,7 @@ class Blackboard:
     def read_run(self) -> RunRecord | None:
         """Return the run that this folder holds now, or None."""
         data = self.store.get(RUN)
-        return None if data is None else decode(RunRecord, data, RUN)
+        return None if data is None else self._parse(RunRecord, data, RUN)
 
     def create_run(self, record: RunRecord) -> RunRecord:
         """Create `run.json` unless it exists; return what is there afterwards (maybe another's)."""
@@ -99,7 +108,7 @@ class Blackboard:
         for _ in range(CREATE_ATTEMPTS):
             try:
                 self.store.create(key, data)
-                return decode(kind, data, key)
+                return self._parse(kind, data, key)
             except AlreadyExists as error:
                 problem = error
             except StoreUnavailable as error:
@@ -107,7 +116,7 @@ class Blackboard:
             # "Exists" may be our own first write whose answer was lost, and an error may have been a success.
             found = self.store.get(key)
             if found is not None:
-                return decode(kind, found, key)
+                return self._parse(kind, found, key)
             # Absent is not "lost": the write may still be on its way. Try the very same bytes again.
         raise StoreUnavailable(f"creating {key} in {self.store.url}: outcome unknown ({problem})")
 
@@ -115,7 +124,7 @@ class Blackboard:
         data = self.store.get(key)
         if data is None:
             return None
-        record = decode(kind, data, key)
+        record = self._parse(kind, data, key)
         if record.run_id != self.run_id:
             raise CorruptObject(f"{key} belongs to run {record.run_id}, not to {self.run_id}")
         return record
@@ -198,20 +207,33 @@ class Blackboard:
 
     def newest_claim(self, island: str) -> ClaimRecord | None:
         """Return the newest claim of an island, or None. Incarnations count from 1, without gaps."""
-        number = self._gallop(f"claim {island}", lambda n: self.read_claim(island, n + 1) is not None, 0) + 1
-        return self.read_claim(island, number) if number else None
+        return self._newest(f"claim {island}", lambda number: self.read_claim(island, number))
 
     def first_free_unit(self, data_pass: int, hint: int = 0) -> int:
         """Return the lowest unit of a pass that nobody has claimed; units below `hint` are known to be claimed."""
         return self._gallop(f"units {data_pass}", lambda n: self.read_unit(data_pass, n) is not None, hint) + 1
 
     def newest_supervisor(self) -> SupervisorRecord | None:
-        number = self._gallop("supervisor", lambda n: self.read_supervisor(n + 1) is not None, 0) + 1
-        return self.read_supervisor(number) if number else None
+        return self._newest("supervisor", self.read_supervisor)
 
     def newest_control(self) -> ControlRecord | None:
-        number = self._gallop("control", lambda n: self.read_control(n + 1) is not None, 0) + 1
-        return self.read_control(number) if number else None
+        return self._newest("control", self.read_control)
+
+    def _newest(self, series: str, read: Callable[[int], R | None]) -> R | None:
+        """Return the newest record of a series that counts from 1 without gaps; one request when nothing is new."""
+        seen: dict[int, R] = {}
+
+        def exists(n: int) -> bool:
+            record = read(n + 1)
+            if record is not None:
+                seen[n] = record
+            return record is not None
+
+        newest = self._gallop(series, exists, 0)
+        if newest in seen:
+            self._newest_seen[series] = seen[newest]  # records never change
+        known: R | None = self._newest_seen.get(series)  # type: ignore[assignment]
+        return known if newest >= 0 else None
 
     def _gallop(self, series: str, exists: Callable[[int], bool], hint: int) -> int:
         """Return the greatest n >= 0 with `exists(n)`, or -1, for a series without gaps; remembers where it was."""

@@ -29,8 +29,11 @@ from diloco_runtime.task import Task
 STATUS_EVERY = 0.2
 """Seconds between two writes of the local status file while steps are short."""
 
-IDLE_WAIT = 0.05
-"""Longest uninterrupted wait of a loop turn that makes no inner step, in seconds."""
+IDLE_WAIT = 0.25
+"""Longest uninterrupted wait of a loop turn that makes no inner step, in seconds; news ends it at once."""
+
+LEAVE_POLL = 0.05
+"""Seconds between looks whether the last uploads are done."""
 
 CHECKPOINT_SHARE = 20.0
 """A checkpoint is made at most every so many times as long as the last one took to upload: a model whose moments are
@@ -273,7 +276,7 @@ class Learner:
             if queued and not self._publisher.busy():
                 break
             self._update("draining")
-            self._clock.sleep(IDLE_WAIT)
+            self._clock.sleep(LEAVE_POLL)
         done = queued and not self._publisher.busy()
         self._update("finished", force=True)
         return done

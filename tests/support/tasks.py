@@ -58,3 +58,35 @@ class ConstantGradientTask(LinearTask):
             slopes = torch.arange(1, parameter.numel() + 1, dtype=torch.float32).reshape(parameter.shape)
             total = total + (parameter * torch.sin(slopes + index)).sum()
         return total
+
+
+class TinyTask:
+    """The cheapest task there is: three scalars, a loss whose optimum is known, a batch that is its own number."""
+
+    BATCH = 4
+    UNITS, SAMPLES = 64, 64
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Module()
+        for index, value in enumerate((1.0, -2.0, 0.5)):
+            self.model.register_parameter(f"p{index}", torch.nn.Parameter(torch.tensor([value])))
+
+    def num_units(self) -> int:
+        return self.UNITS
+
+    def unit_samples(self, data_pass: int, unit_index: int) -> int:
+        return self.SAMPLES
+
+    def batch(self, data_pass: int, unit_index: int, start: int, count: int) -> tuple[int, int]:
+        return unit_index * self.SAMPLES + start, count
+
+    def batch_tokens(self, batch: tuple[int, int]) -> int:
+        return batch[1]
+
+    def loss(self, batch: tuple[int, int]) -> torch.Tensor:
+        noise = 0.1 * ((batch[0] * 2654435761 % 1000) / 1000.0 - 0.5)
+        return (torch.cat(list(self.model.parameters())) - noise).square().sum()
+
+    def held_out_loss(self) -> float:
+        with torch.no_grad():
+            return float(self.loss((0, 1)))
