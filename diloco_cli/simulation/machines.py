@@ -158,7 +158,7 @@ class Machine:
         world = self.setting.world
         me = world.current()
         around, board = self.board()
-        patiently(self.clock, lambda: False, board.check_identity)
+        patiently(self.clock, board.check_identity)
         children = Children(self, me)
         agent = Agent(around, children, Identity(self.name, me.pid, me.started))
         leaving, stopped = self.clock.signal(), self.clock.signal()
@@ -177,12 +177,12 @@ class Machine:
         report(LearnerStatus(state="starting"))
         self.clock.sleep(setting.start_seconds)
         around, board = self.board(incarnation)
-        patiently(self.clock, lambda: False, board.check_identity)
+        patiently(self.clock, board.check_identity)
         task = TimedTask(setting.build(), self)
         table = table_of(task.model, setting.config.sync.fragments)
         life = Life(setting.config, self.name, incarnation, self.batch_size, table)
         birth = Birth(life, board, self.clock, task, report)
-        engine = patiently(self.clock, lambda: False, birth.begin)
+        engine = patiently(self.clock, birth.begin)
         if engine is None:
             return Exit.DONE
         self.engine, self.task = engine, task.inner
@@ -196,7 +196,7 @@ class Machine:
         """Do what the syncer process does."""
         self.clock.sleep(self.setting.start_seconds)
         around, board = self.board(incarnation)
-        patiently(self.clock, lambda: False, board.check_identity)
+        patiently(self.clock, board.check_identity)
         syncer = wait_for_start(around, lambda: self.learner_status.bandwidth, report)
         self.syncer = syncer
         leaving = self.clock.signal()
