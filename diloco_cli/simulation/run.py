@@ -34,6 +34,8 @@ class Site:
     down: float = float("inf")
     clock_offset: float = 0.0
     """Seconds by which its wall clock is ahead."""
+    give_up_after: float = 2.0
+    """Seconds after which a request that nobody answers fails."""
     clock_rate: float = 1.0
     """Seconds of its clocks per second of the world."""
 
@@ -55,6 +57,7 @@ class Simulation:
         self.bucket = Bucket()
         self.config = config
         setting = self._setting = Setting(self.world, RUN_ID, config, build, start_seconds=start_seconds)
+        self.memory = setting.memory
         self.machines = {name: self._machine(setting, name, site) for name, site in sites.items()}
         islands = tuple(Island(name, machine.batch_size, 1) for name, machine in self.machines.items())
         spec = Spec(Path("/run.toml"), "world://", config, provider or ProviderTable(), islands)
@@ -76,7 +79,7 @@ class Simulation:
         seconds = site.step_seconds
         constant = (lambda: seconds) if not callable(seconds) else seconds
         clock = WorldClock(self.world, site.clock_offset, site.clock_rate)
-        link = Link(self.bucket, self.world, site.latency, Lane(site.up), Lane(site.down))
+        link = Link(self.bucket, self.world, site.latency, Lane(site.up), Lane(site.down), site.give_up_after)
         return Machine(setting, name, link, clock, constant, site.batch_size or setting.config.inner.batch_size)
 
     # ---- what a person does -----------------------------------------------------------------------------------------
@@ -125,7 +128,7 @@ class Simulation:
         """Let time pass."""
         self.world.run(self.world.now + seconds)
 
-    def run_until(self, done: Callable[[], bool], limit: float, look_every: float = 1.0) -> bool:
+    def run_until(self, done: Callable[[], bool], limit: float, look_every: float = 0.25) -> bool:
         """Let time pass until `done` or until a time; return whether it was done."""
         while not done():
             if self.world.now >= limit:

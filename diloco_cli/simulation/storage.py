@@ -111,7 +111,7 @@ class Memory:
 MEMORY_SIZE = 20_000
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trouble:
     """What is wrong with a link at present. Shares are probabilities per operation."""
 
@@ -120,19 +120,22 @@ class Trouble:
     lost_requests: float = 0.0
     lost_answers: float = 0.0
     late_writes: float = 0.0
-    """Writes that fail, and take effect up to `LATE_SECONDS` later unless the name is taken by then."""
+    """Writes that fail, and take effect later (`LATE` times as late as they fail at most) unless the name is taken."""
     twice: float = 0.0
     """Writes that are sent twice below the client: a create then answers that its name is taken, by itself."""
     cut_reads: float = 0.0
     """Reads of which only a part arrives."""
 
 
+CALM = Trouble()
+"""Nothing is wrong."""
+
 ALL_VERBS = frozenset({"get", "create", "put", "list", "list_folders", "delete", "delete_tree"})
 WRITE_VERBS = frozenset({"create", "put", "delete", "delete_tree"})
 READ_VERBS = ALL_VERBS - WRITE_VERBS
 
-LATE_SECONDS = 3.0
-"""Longest time after which a write that failed may still take effect."""
+LATE = 1.5
+"""Longest time after which a write that failed may still take effect, over the time after which it fails."""
 
 
 @dataclass
@@ -160,7 +163,7 @@ class Link:
     down: Lane = field(default_factory=lambda: Lane(float("inf")))
     give_up_after: float = 2.0
     """Seconds after which an operation that nobody answers fails."""
-    trouble: Trouble = field(default_factory=Trouble)
+    trouble: Trouble = CALM
     trap: Trap | None = None
 
     def __post_init__(self) -> None:
@@ -185,8 +188,10 @@ class Link:
         or before it.
         """
         late = self.world.random.random() < 0.5
-        self.world.sleep(self._transfer(self.up, size) + (self.latency if late else 0.0))
-        if verb in self.trouble.verbs or self._chance(self.trouble.lost_requests):
+        seconds = self.latency if late else 0.0
+        self.world.sleep(seconds + self._transfer(self.up, size) if size else seconds)
+        trouble = self.trouble
+        if trouble is not CALM and (verb in trouble.verbs or self._chance(trouble.lost_requests)):
             self.world.sleep(self.give_up_after)
             raise StoreUnavailable(f"{self.url} does not answer")
         if self.trap is not None:
@@ -197,10 +202,11 @@ class Link:
         """Let the answer travel."""
         if self.trap is not None:
             self.trap("after", verb, key)
-        if self._chance(self.trouble.lost_answers):
+        if self.trouble is not CALM and self._chance(self.trouble.lost_answers):
             self.world.sleep(self.give_up_after)
             raise StoreUnavailable(f"the answer of {self.url} was lost")
-        seconds += self._transfer(self.down, size)
+        if size:
+            seconds += self._transfer(self.down, size)
         if seconds:
             self.world.sleep(seconds)
 
@@ -221,7 +227,7 @@ class Link:
             except AlreadyExists:
                 return
 
-        self.world.at(self.world.now + self.world.random.uniform(0.0, LATE_SECONDS), late)
+        self.world.at(self.world.now + self.world.random.uniform(0.0, LATE * self.give_up_after), late)
 
     # ---- the store --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Process:
         """Handler of SIGTERM; without one it ends the process."""
         self.on_end: Callable[[int], None] | None = None
         self.frozen = False
+        self.frozen_since = 0.0
+        """When it was frozen last."""
         self.children: list[Process] = []
         self.threads: list[Thread] = []
         self._held: list[Thread] = []
@@ -90,7 +92,8 @@ class Process:
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        self.frozen = self.alive
+        if not self.frozen:
+            self.frozen, self.frozen_since = self.alive, self.world.now
 
     def thaw(self) -> None:
         """SIGCONT."""

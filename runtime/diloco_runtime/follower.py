@@ -18,6 +18,12 @@ from diloco_runtime.learner_logic import smooth
 from diloco_runtime.records import CommitRecord, Fragment
 from diloco_runtime.snapshot import fetch_params
 
+POLLS_PER_PERIOD = 10
+"""Looks within one fragment period, or within the time since the last news if that is longer."""
+
+FASTEST_POLL, SLOWEST_POLL = 0.02, 1.0
+"""Bounds of the seconds between two looks."""
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -159,8 +165,11 @@ class Follower:
 
 
 def run_follower(follower: Follower, clock: Clock, stopped: Signal) -> None:
-    """Follow until told to stop; an outage or an unreadable object is reported, tried again, and stops nothing."""
-    failures = 0
+    """Follow until told to stop; an outage or an unreadable object is reported, tried again, and stops nothing.
+
+    The longer nothing happens, the less exactly its end needs to be known: a run that stands still is polled rarely.
+    """
+    failures, heard = 0, clock.monotonic()
     while not stopped.is_set():
         try:
             news = follower.follow_once()
@@ -168,5 +177,8 @@ def run_follower(follower: Follower, clock: Clock, stopped: Signal) -> None:
         except (StoreUnavailable, CorruptObject, MissingPayload) as error:
             failures, follower.problem, news = failures + 1, str(error), False
             clock.sleep(pause_after(failures))
-        if not news:
-            clock.sleep(follower.poll_seconds)
+        if news:
+            heard = clock.monotonic()
+        else:
+            quiet = (clock.monotonic() - heard) / POLLS_PER_PERIOD
+            clock.sleep(max(follower.poll_seconds, min(SLOWEST_POLL, quiet)))

@@ -18,7 +18,7 @@ from diloco_runtime.codec import all_finite, roundtrip
 from diloco_runtime.config import RunConfig
 from diloco_runtime.data_cursor import DataCursor
 from diloco_runtime.errors import CorruptObject
-from diloco_runtime.follower import Follower, Ready
+from diloco_runtime.follower import FASTEST_POLL, POLLS_PER_PERIOD, SLOWEST_POLL, Follower, Ready
 from diloco_runtime.fragments import read_fragment, trained_parameters, write_fragment
 from diloco_runtime.inner import build_optimizer, learning_rate, take_step
 from diloco_runtime.learner_logic import LearnerLogic, Offer, smooth
@@ -38,9 +38,6 @@ LEAVE_POLL = 0.05
 CHECKPOINT_SHARE = 20.0
 """A checkpoint is made at most every so many times as long as the last one took to upload: a model whose moments are
 gigabytes must not spend its uplink on them."""
-
-POLLS_PER_PERIOD = 10
-"""How often the follower looks within one fragment period: a call is noticed within a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ class Learner:
         period = (self._step_seconds or 0.1) * sync.sync_every / len(self._life.table)
         if self._follower.commit_seconds is not None:
             period = min(period, self._follower.commit_seconds)
-        return min(1.0, max(0.02, period / POLLS_PER_PERIOD))
+        return min(SLOWEST_POLL, max(FASTEST_POLL, period / POLLS_PER_PERIOD))
 
     # ---- call, offer, adopt -------------------------------------------------------------------------------------
 

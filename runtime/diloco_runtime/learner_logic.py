@@ -8,7 +8,7 @@ Time enters only as measured durations. PROTOCOL.md sections 3, 4 and 8 give the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from diloco_runtime.config import RunConfig
@@ -59,12 +59,41 @@ class _Outstanding:
     """Made after its call: the way to its commit tells how long a commit takes."""
 
 
+@dataclass(slots=True)
+class _Tally:
+    """`records.Fates`, while it is counted: every inner step counts on every fragment."""
+
+    processed: int = 0
+    merged: int = 0
+    refused: int = 0
+    late: int = 0
+    overwritten: int = 0
+    offered: int = 0
+    fresh: int = 0
+
+    def overwrite(self) -> None:
+        """What was not offered is gone."""
+        self.overwritten += self.fresh
+        self.fresh = 0
+
+    def record(self) -> Fates:
+        return Fates(
+            processed=self.processed,
+            merged=self.merged,
+            refused=self.refused,
+            late=self.late,
+            overwritten=self.overwritten,
+            offered=self.offered,
+            fresh=self.fresh,
+        )
+
+
 @dataclass
 class _Fragment:
     version: int
     steps: int = 0
     """Inner steps since adoption or, when the outstanding offer will be carried, since its snapshot."""
-    fates: Fates = Fates()
+    fates: _Tally = field(default_factory=_Tally)
     outstanding: _Outstanding | None = None
 
 
@@ -104,7 +133,8 @@ class LearnerLogic:
         self.step += 1
         for part in self._fragments:
             part.steps += 1
-            part.fates = _moved(part.fates, processed=tokens, fresh=tokens)
+            part.fates.processed += tokens
+            part.fates.fresh += tokens
 
     def on_called(self, seq: int) -> None:
         """Merge `seq` (and all before it) is called."""
@@ -119,7 +149,7 @@ class LearnerLogic:
         fate = self._settle(part, commit)
         carry = fate == "merged" and self._sync.carry
         if not carry:
-            part.fates = _moved(part.fates, overwritten=part.fates.fresh, fresh=-part.fates.fresh)
+            part.fates.overwrite()
             part.steps = 0
         part.version = commit.seq
         self.head = commit.seq
@@ -152,13 +182,14 @@ class LearnerLogic:
             fate = "refused"
         if offer.timed:
             self._commit_steps = smooth(self._commit_steps, self.step - offer.step)
-        part.fates = _moved(part.fates, offered=-offer.tokens, **{fate: offer.tokens})
+        part.fates.offered -= offer.tokens
+        setattr(part.fates, fate, getattr(part.fates, fate) + offer.tokens)
         return fate
 
     def on_bad_delta(self, fragment: int) -> None:
         """The fragment is not finite and was reset to its anchor: nothing of it can be offered."""
         part = self._fragments[fragment]
-        part.fates = _moved(part.fates, overwritten=part.fates.fresh, fresh=-part.fates.fresh)
+        part.fates.overwrite()
         part.steps = 0
 
     # ---- decisions ----------------------------------------------------------------------------------------------
@@ -237,7 +268,8 @@ class LearnerLogic:
         """The fragment was snapshot for this offer: its tokens are on their way, counting starts anew."""
         part = self._fragments[offer.fragment]
         part.outstanding = _Outstanding(offer.seq, nonce, offer.tokens, self.step, offer.seq <= self.called)
-        part.fates = _moved(part.fates, offered=offer.tokens, fresh=-offer.tokens)
+        part.fates.offered += offer.tokens
+        part.fates.fresh -= offer.tokens
         part.steps = 0
         self._advance_due()
 
@@ -277,7 +309,7 @@ class LearnerLogic:
 
     def fates(self) -> tuple[Fates, ...]:
         """Return the token fates of this life, one per fragment."""
-        return tuple(part.fates for part in self._fragments)
+        return tuple(part.fates.record() for part in self._fragments)
 
     def live_islands(self) -> int:
         """Return how many islands the newest P commits merged (the quorum before the first)."""
@@ -294,7 +326,3 @@ class LearnerLogic:
         tokens = (self._credited + self.live_islands() * own) / self._total
         self.progress = max(self.progress, min(1.0, tokens / max(1, self.budget)))
         return self.progress
-
-
-def _moved(fates: Fates, **changes: int) -> Fates:
-    return fates.model_copy(update={name: getattr(fates, name) + change for name, change in changes.items()})

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from diloco_runtime.merging import Decision, Draft, Merging, OfferBook
 
 POLLS_PER_PERIOD = 20
-"""How often the syncer on duty looks within one fragment period."""
+"""How often the syncer on duty looks within one fragment period, or within the time since the last commit if that is
+longer."""
 
 FASTEST_POLL, SLOWEST_POLL, STANDBY_POLL = 0.02, 0.5, 1.0
 """Seconds between looks: bounds on duty, and of a standby."""
@@ -75,6 +76,8 @@ class Syncer:
         self._seen: float | None = None
         """When the last whole turn ended."""
         self._control: ControlRecord | None = None
+        self._committed: float | None = None
+        """When the newest commit was seen."""
         self._opened: float | None = None
         self._book: OfferBook | None = None
         self._draft: Draft | None = None
@@ -137,15 +140,16 @@ class Syncer:
             if self._duty.preparing(now, rank):
                 self._prepare()
             if active:
-                wait = self._poll_seconds()
+                wait = self._poll_seconds(now)
                 if mergeable:
                     self._merge()
                 self._collect_garbage()
             self.status = self.status.model_copy(update={"duty": active})
         return wait
 
-    def _poll_seconds(self) -> float:
-        return min(SLOWEST_POLL, max(FASTEST_POLL, (self._policy.period or 1.0) / POLLS_PER_PERIOD))
+    def _poll_seconds(self, now: float) -> float:
+        quiet = now - self._committed if self._committed is not None else 0.0
+        return min(SLOWEST_POLL, max(FASTEST_POLL, max(self._policy.period or 1.0, quiet) / POLLS_PER_PERIOD))
 
     def _problem(self) -> str:
         unreadable = self._book.unreadable if self._book is not None else {}
@@ -164,6 +168,7 @@ class Syncer:
             raise CorruptObject(f"{self._board.keys.log(commit.seq)} does not continue the log that was read so far")
         self._duty.on_commit(commit)
         self._head, self._opened, self._book = commit, None, None
+        self._committed = self._clock.monotonic()
 
     def _look_around(self, now: float) -> None:
         """Read heartbeats and control: every heartbeat period on duty, half as often on standby."""

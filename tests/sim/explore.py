@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import hashlib
 import logging
 import multiprocessing
@@ -17,14 +18,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from diloco_cli.simulation.run import Simulation, Site
+from diloco_cli.simulation.run import RUN_ID, Simulation, Site
 from diloco_cli.spec import ProviderTable
 from diloco_runtime.audit import read_audit
 from diloco_runtime.config import RunConfig
+from diloco_runtime.purge import purge_run
 from tests.sim.faults import KINDS, Fault, Scene, inject
 from tests.sim.invariants import Watch
 from tests.support.tasks import TinyTask
@@ -33,6 +35,15 @@ SETTLE_SECONDS = 400.0
 """Virtual seconds within which a run must end once nothing goes wrong any more."""
 
 LEAST_COMMITS = 20
+
+BEATS = (0.3, 0.3, 0.3, 1.0)
+"""Seconds between heartbeats, to which steps, faults and patience are in proportion. Short ones are cheap to simulate:
+the program polls a few times per merge then, at its fastest, and not ten or twenty times."""
+
+PURGED_SHARE = 0.08
+"""Of the schedules: their runs do not end, they are purged under their living islands."""
+
+PURGE = "purge the run under its islands"
 TAPE_END = 30
 
 
@@ -44,6 +55,8 @@ class Schedule:
     config: RunConfig
     sites: dict[str, Site]
     faults: tuple[Fault, ...]
+    purged: bool = False
+    """The run does not end: it is purged under its living islands."""
 
 
 @dataclass
@@ -63,8 +76,8 @@ class Outcome:
     """The tape itself, when it was asked for."""
 
 
-def make_config(chance: random.Random, islands: int) -> RunConfig:
-    """Return settings for a short run of at least `LEAST_COMMITS` commits."""
+def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
+    """Return settings for a short run of at least `LEAST_COMMITS` commits; `beat`: seconds between heartbeats."""
     fragments = chance.choice((1, 2, 2, 3))
     every = fragments * chance.choice((1, 1, 1, 2))
     preset = chance.choice(("decoupled",) * 4 + ("streaming", "diloco"))
@@ -75,48 +88,52 @@ def make_config(chance: random.Random, islands: int) -> RunConfig:
         "fragments": fragments,
         "sync_every": every,
         "min_quorum": islands if preset != "decoupled" else chance.randint(1, islands),
-        "heartbeat_every": 1.0,
+        "heartbeat_every": beat,
         "dead_after_reads": 3,
-        "takeover_after": 2.0,
-        "checkpoint_every": chance.choice((2.0, 5.0)),
-        "drain_timeout": 2.0,
+        "takeover_after": 2.0 * beat,
+        "checkpoint_every": chance.choice((2.0, 5.0)) * beat,
+        "drain_timeout": 2.0 * beat,
         "snapshot_every": chance.choice((5, 50)),
         "compression": chance.choice(("fp32", "bf16")),
     }
     tokens = (LEAST_COMMITS + 3) * islands * TinyTask.BATCH * every // fragments
-    inner = {"lr": 0.01, "batch_size": TinyTask.BATCH}
+    optimizer = chance.choice(("sgd", "sgd", "adamw"))
+    inner = {"lr": 0.01, "batch_size": TinyTask.BATCH, "optimizer": optimizer, "grad_clip": 0.0}
     model = {"kind": "tests.support.tasks:tiny"}
     return RunConfig.model_validate({"name": "chaos", "tokens": tokens, "model": model, "inner": inner, "sync": sync})
 
 
-def make_schedule(seed: int) -> Schedule:
-    """Return the schedule of a seed."""
+def make_schedule(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Schedule:
+    """Return the schedule of a seed; `kinds`: of which its faults are."""
     chance = random.Random(seed)
-    names = ("a", "b", "c")[: chance.choice((2, 2, 2, 3))]
-    config = make_config(chance, len(names))
-    pace = chance.uniform(0.15, 0.35)
+    names = ("a", "b", "c")[: chance.choice((2, 2, 2, 2, 3))]
+    beat = chance.choice(BEATS)
+    config = make_config(chance, len(names), beat)
+    pace = beat * chance.uniform(0.15, 0.35)
     sites = {
         name: Site(
             step_seconds=pace * chance.choice((1.0, 1.0, 1.2, 2.0)),
-            latency=chance.choice((0.002, 0.01, 0.01, 0.05)),
-            up=chance.choice((float("inf"), 20_000.0)),
+            latency=chance.choice((0.002, 0.01, 0.01, 0.05)) * beat,
+            up=chance.choice((float("inf"), float("inf"), 50_000.0 / beat)),
             clock_offset=chance.uniform(-100.0, 100.0),
             clock_rate=chance.uniform(0.97, 1.03),
+            give_up_after=2.0 * beat,
         )
         for name in names
     }
-    length = 3.0 + LEAST_COMMITS * pace
+    length = 2.0 * beat + 1.0 + LEAST_COMMITS * pace
     faults = [
         Fault(
-            kind=chance.choice(list(KINDS)),
+            kind=chance.choice(kinds),
             at=chance.uniform(0.2, length),
-            seconds=chance.choice((0.5, 1.5, 3.0)) * chance.uniform(0.5, 1.5),
+            seconds=chance.choice((0.5, 1.5, 3.0)) * chance.uniform(0.5, 1.5) * beat,
             island=chance.choice(names),
             pick=chance.getrandbits(30),
         )
-        for _ in range(chance.randint(3, 6))
+        for _ in range(chance.randint(3, 5))
     ]
-    return Schedule(seed, config, sites, tuple(sorted(faults, key=lambda fault: fault.at)))
+    purged = chance.random() < PURGED_SHARE
+    return Schedule(seed, config, sites, tuple(sorted(faults, key=lambda fault: fault.at)), purged)
 
 
 class Tape:
@@ -143,7 +160,8 @@ class Tape:
 def run_schedule(schedule: Schedule, keep: bool = False) -> Outcome:
     """Run one schedule to its end and judge it."""
     torch.manual_seed(schedule.seed)  # checkpoints hold the state of the generator
-    provider = ProviderTable(relaunch_after=0.2, replace_frozen_after=5.0, max_restarts=1000)
+    patience = 5.0 * schedule.config.sync.heartbeat_every
+    provider = ProviderTable(relaunch_after=0.2, replace_frozen_after=patience, max_restarts=1000)
     simulation = Simulation(schedule.config, TinyTask, schedule.sites, schedule.seed, provider, start_seconds=0.3)
     tape = Tape(simulation, keep)
     watch = Watch(simulation, tape.tell)
@@ -158,7 +176,7 @@ def run_schedule(schedule: Schedule, keep: bool = False) -> Outcome:
         tape.tell(f"error {error!r}")
     outcome.violations = watch.violations + outcome.violations
     outcome.commits, outcome.states = len(watch.log) - 1, watch.states
-    outcome.fired = [fault.kind for fault in scene.fired]
+    outcome.fired = [fault.kind for fault in scene.fired] + [PURGE] * schedule.purged
     outcome.tape, outcome.events, outcome.seconds = tape.digest(), tape.events, simulation.world.now
     simulation.bucket.watchers.clear()
     simulation.close()
@@ -174,7 +192,7 @@ def _play(schedule: Schedule, simulation: Simulation, scene: Scene, watch: Watch
     world.run(calm)
     limit = calm + SETTLE_SECONDS
 
-    ending = Ending(schedule.config, simulation, watch)
+    ending = Ending(schedule, simulation, watch)
 
     def over() -> bool:
         if watch.violations:
@@ -182,7 +200,7 @@ def _play(schedule: Schedule, simulation: Simulation, scene: Scene, watch: Watch
         gone = simulation.over() and not any(rival.processes() for rival in scene.rivals)
         if ending.reached() and gone:
             return True
-        if simulation.laptop.process is None or not simulation.laptop.process.alive:
+        if watch.purged_at is None and (simulation.laptop.process is None or not simulation.laptop.process.alive):
             simulation.train()  # whoever wants the run to end supervises it again
         return False
 
@@ -195,14 +213,18 @@ def _play(schedule: Schedule, simulation: Simulation, scene: Scene, watch: Watch
         return
     watch.check_supervisor()
     watch.check_stairs()
+    if schedule.purged:
+        return
     outcome.violations += read_audit(simulation.observer()).check()
 
 
 class Ending:
-    """The person behind the run: stops it after enough commits, and asks for more when its budget gave too few."""
+    """The person behind the run: stops or purges it after enough commits, and asks for more when its budget gave too
+    few."""
 
-    def __init__(self, config: RunConfig, simulation: Simulation, watch: Watch) -> None:
-        self._config = config
+    def __init__(self, schedule: Schedule, simulation: Simulation, watch: Watch) -> None:
+        self._schedule = schedule
+        self._config = schedule.config
         self._simulation = simulation
         self._watch = watch
 
@@ -211,8 +233,13 @@ class Ending:
         log = self._watch.log
         if not log:
             return False
+        if self._schedule.purged:
+            if log[-1].seq >= LEAST_COMMITS and self._watch.purged_at is None:
+                purge_run(self._simulation.bucket, RUN_ID)
+            if self._watch.purged_at is not None or log[-1].seq >= LEAST_COMMITS:
+                return True
         head, control = log[-1], self._simulation.observer().newest_control()
-        enough = head.seq >= LEAST_COMMITS
+        enough = head.seq >= LEAST_COMMITS - (len(log[0].fragments) if head.phase == "run" else 0)
         asked = control.action if control is not None and control.number > head.control else ""
         if enough and head.phase == "run" and asked != "stop":
             self._simulation.control("stop")
@@ -231,20 +258,22 @@ def prepare() -> None:
     logging.getLogger("diloco").setLevel(logging.CRITICAL)
 
 
-def explore_one(seed: int) -> Outcome:
+def explore_one(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Outcome:
     """Run the schedule of a seed."""
-    return run_schedule(make_schedule(seed))
+    return run_schedule(make_schedule(seed, kinds))
 
 
-def explore(seeds: Iterable[int], jobs: int, on_outcome: Callable[[Outcome], None]) -> None:
+def explore(
+    seeds: Iterable[int], jobs: int, on_outcome: Callable[[Outcome], None], kinds: Sequence[str] = tuple(KINDS)
+) -> None:
     """Run many schedules, in several processes."""
     if jobs == 1:
         prepare()
         for seed in seeds:
-            on_outcome(explore_one(seed))
+            on_outcome(explore_one(seed, kinds))
         return
     with multiprocessing.get_context("spawn").Pool(jobs, prepare) as pool:
-        for outcome in pool.imap_unordered(explore_one, seeds, chunksize=8):
+        for outcome in pool.imap_unordered(functools.partial(explore_one, kinds=kinds), seeds, chunksize=8):
             on_outcome(outcome)
 
 
@@ -253,17 +282,17 @@ def shrink(schedule: Schedule) -> Schedule:
     faults = list(schedule.faults)
     index = 0
     while index < len(faults):
-        fewer = Schedule(schedule.seed, schedule.config, schedule.sites, (*faults[:index], *faults[index + 1 :]))
+        fewer = replace(schedule, faults=(*faults[:index], *faults[index + 1 :]))
         if run_schedule(fewer).violations:
             del faults[index]
         else:
             index += 1
-    return Schedule(schedule.seed, schedule.config, schedule.sites, tuple(faults))
+    return replace(schedule, faults=tuple(faults))
 
 
-def describe_failure(seed: int) -> str:
+def describe_failure(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
     """Return everything that somebody needs to understand a failing seed."""
-    schedule = shrink(make_schedule(seed))
+    schedule = shrink(make_schedule(seed, kinds))
     outcome = run_schedule(schedule, keep=True)
     lines = [f"seed {seed} fails with {len(schedule.faults)} of its faults:"]
     lines += [f"  {fault}" for fault in schedule.faults]
@@ -317,10 +346,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--stop-after", type=int, default=10, help="failures after which to stop")
     parser.add_argument("--replay", type=int, help="run this seed alone, print its tape")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS), help="faults of these kinds only")
+    parser.add_argument("--brief", action="store_true", help="name failures and their violations, and no more")
     arguments = parser.parse_args(argv)
     prepare()
     if arguments.replay is not None:
-        outcome = run_schedule(make_schedule(arguments.replay), keep=True)
+        outcome = run_schedule(make_schedule(arguments.replay, arguments.kinds), keep=True)
         print("\n".join(outcome.events))
         print("\n".join(outcome.violations))
         print(f"tape {outcome.tape}")
@@ -334,9 +365,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return
             yield seed
 
-    explore(enough(), arguments.jobs, tally.add)
+    explore(enough(), arguments.jobs, tally.add, arguments.kinds)
     for outcome in tally.failed[: arguments.stop_after]:
-        print(describe_failure(outcome.seed))
+        brief = f"seed {outcome.seed}: {outcome.violations[0]}"
+        print(brief if arguments.brief else describe_failure(outcome.seed, arguments.kinds))
+    if arguments.brief:
+        return bool(tally.failed)
     print("\n".join(tally.lines()))
     print(f"{len(tally.failed)} failed; {time.monotonic() - begun:.0f} s")
     return bool(tally.failed)

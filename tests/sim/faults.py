@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from diloco_cli.simulation.machines import Machine
 from diloco_cli.simulation.run import Simulation
-from diloco_cli.simulation.storage import ALL_VERBS, READ_VERBS, WRITE_VERBS, Link, Trouble
+from diloco_cli.simulation.storage import ALL_VERBS, CALM, READ_VERBS, WRITE_VERBS, Link, Trouble
 from diloco_cli.simulation.world import Process
 
 
@@ -126,7 +126,7 @@ def _terminate(scene: Scene, fault: Fault) -> None:
 def _rival(scene: Scene, fault: Fault) -> None:
     """Somebody starts another agent of an island whose agent is there."""
     machine = scene.machine(fault)
-    link = replace(machine.link, trouble=Trouble(), trap=None)
+    link = replace(machine.link, trouble=CALM, trap=None)
     rival = Machine(machine.setting, machine.name, link, machine.clock, machine.step_seconds, machine.batch_size)
     rival.on_birth = machine.on_birth
     scene.rivals.append(rival)
@@ -136,6 +136,14 @@ def _rival(scene: Scene, fault: Fault) -> None:
 for _part in ("learner", "syncer", "agent", "island", "merging syncer", "supervisor"):
     kind(f"kill the {_part}", _kill(_part))
     kind(f"freeze the {_part}", _freeze(_part))
+
+
+def _hang(scene: Scene, fault: Fault) -> None:
+    """Freeze a syncer for so long that everybody has to deal with it."""
+    _freeze("syncer")(scene, replace(fault, seconds=12.0 * fault.seconds))
+
+
+kind("hang the syncer", _hang)
 kind("kill everything", _kill_everything)
 kind("preempt the island", _terminate)
 kind("start a rival agent", _rival)
@@ -201,7 +209,7 @@ def _trouble(everywhere: bool = False, **what: object) -> Injection:
 
         def mend() -> None:
             for link in links:
-                link.trouble = Trouble()
+                link.trouble = CALM
 
         scene.at(fault.seconds, mend)
 
@@ -211,7 +219,7 @@ def _trouble(everywhere: bool = False, **what: object) -> Injection:
 def _laptop_offline(scene: Scene, fault: Fault) -> None:
     link = scene.simulation.laptop.link
     link.trouble = Trouble(verbs=ALL_VERBS)
-    scene.at(4.0 * fault.seconds, lambda: setattr(link, "trouble", Trouble()))
+    scene.at(4.0 * fault.seconds, lambda: setattr(link, "trouble", CALM))
 
 
 def _slow_link(latency: float, bandwidth: float) -> Injection:

@@ -16,10 +16,11 @@ import torch
 
 from diloco_cli.simulation.machines import Machine
 from diloco_cli.simulation.run import Simulation
-from diloco_runtime.keys import fragment_of, version_before
+from diloco_runtime.blackboard import IDENTITY_TRUSTED_SECONDS
+from diloco_runtime.keys import RUN, fragment_of, version_before
 from diloco_runtime.learner import Learner
 from diloco_runtime.life import Engine
-from diloco_runtime.records import ClaimRecord, CommitRecord, HeartbeatRecord, LearnerStatus, OfferRecord, decode
+from diloco_runtime.records import ClaimRecord, CommitRecord, HeartbeatRecord, LearnerStatus, OfferRecord
 
 OVERWRITTEN = re.compile(r"(supervisor/\d+-|/)heartbeat\.json$")
 """The only names that may ever hold two different contents."""
@@ -29,8 +30,15 @@ RECORDS = re.compile(r"^[0-9a-f]+/(log|offers|calls|islands|supervisor|control|d
 NEVER_DELETED = re.compile(r"^[0-9a-f]+/(log|offers|supervisor|control|data)/|/claim\.json$|^run\.json$")
 
 
-FENCE_SECONDS = 12.0
-"""A life that was replaced may still have one operation on its way: frozen, then lost, then late."""
+FENCE_PERIODS = 14.0
+"""Heartbeat periods for which a life that was replaced may still have one operation on its way: frozen (4.5 at most),
+then lost, then late, and that on a slow uplink."""
+
+PURGE_SECONDS = IDENTITY_TRUSTED_SECONDS
+"""A purged run may be written to for this long, and as long as a fenced life may write, by who looked before."""
+
+HUNG_PERIODS = 4.0
+"""Heartbeat periods beyond `dead_after_reads` after which everybody must have noticed that a syncer hangs."""
 
 STAIRS = 0.2
 """Least share of looks at a learner between two commits at which its learning rate must have moved on."""
@@ -63,6 +71,11 @@ class Watch:
         self.disturbed: dict[str, float] = {}
         """Until when an island has an excuse for standing still."""
         self._said = 0
+        self.purged_at: float | None = None
+        self._credits: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+        """Per island, incarnation and fragment: (seq, tokens) of what the log merged."""
+        self._parse = simulation.memory.parse
+        self._beat = simulation.config.sync.heartbeat_every
         self._root = simulation.observer().keys.root
         simulation.bucket.watchers.append(self._on_effect)
 
@@ -78,23 +91,34 @@ class Watch:
 
     def _on_effect(self, verb: str, key: str, before: bytes | None, after: bytes | None) -> None:
         self._tell(f"{verb} {key} {hashlib.sha256(after or b'').hexdigest()[:12]}")
-        if after is None:
+        if self.purged_at is not None:
+            self._on_effect_after_purge(key, after)
+        elif after is None:
             self._on_delete(key)
         elif HEARTBEAT.search(key):
-            self._on_heartbeat(decode(HeartbeatRecord, after, key))
+            self._on_heartbeat(self._parse(HeartbeatRecord, after, key))
         elif before is not None:
             if before != after and not OVERWRITTEN.search(key):
                 self._broken(f"{key} was overwritten with something else")
         elif verb == "put" and RECORDS.search(key) and not OVERWRITTEN.search(key):
             self._broken(f"{key} was written without a condition")
         elif key.startswith(f"{self._root}/log/"):
-            self._on_commit(key, decode(CommitRecord, after, key))
+            self._on_commit(key, self._parse(CommitRecord, after, key))
         elif key.startswith(f"{self._root}/offers/"):
-            self._on_offer(key, decode(OfferRecord, after, key))
+            self._on_offer(key, self._parse(OfferRecord, after, key))
         elif key.endswith("/claim.json"):
-            self._on_claim(key, decode(ClaimRecord, after, key))
+            self._on_claim(key, self._parse(ClaimRecord, after, key))
+
+    def _on_effect_after_purge(self, key: str, after: bytes | None) -> None:
+        """A run that was purged stays purged: whoever has not heard of it yet hears of it at a write."""
+        late = self._simulation.world.now - self.purged_at if self.purged_at is not None else 0.0
+        if after is not None and late > PURGE_SECONDS + FENCE_PERIODS * self._beat:
+            self._broken(f"{key} was written {late:.1f} s after the run was purged")
 
     def _on_delete(self, key: str) -> None:
+        if key == RUN:
+            self.purged_at = self._simulation.world.now
+            return
         if NEVER_DELETED.search(key):
             self._broken(f"{key} was deleted")
         if not self.log or f"{self._root}/blobs/" not in key:
@@ -120,7 +144,7 @@ class Watch:
         if offer.incarnation > self._claims.get(offer.island, 0):
             self._broken(f"{key} is of a life that was never claimed")
         replaced = self._claimed_at.get((offer.island, offer.incarnation + 1))
-        if replaced is not None and self._simulation.world.now - replaced > FENCE_SECONDS:
+        if replaced is not None and self._simulation.world.now - replaced > FENCE_PERIODS * self._beat:
             self._broken(f"{key} comes {self._simulation.world.now - replaced:.1f} s after that life was replaced")
         self._offers[offer.nonce], self._offer_keys[offer.nonce] = offer, key
         if self.log and offer.anchor != version_before(offer.seq, len(self.log[0].fragments)):
@@ -143,6 +167,7 @@ class Watch:
         if seq:
             self._check_entries(commit)
             self._check_phase(self.log[-2], commit)
+            self._check_successor(commit)
         self._keep_versions(commit)
         self._look_at_learners()
         self._note_state(commit)
@@ -159,6 +184,9 @@ class Watch:
             if entry.nonce in self._merged:
                 self._broken(f"commit {commit.seq} judges offer {entry.nonce} again")
             self._merged.add(entry.nonce)
+            if not entry.reason:
+                life = (entry.island, entry.incarnation, commit.fragment)
+                self._credits.setdefault(life, []).append((commit.seq, entry.tokens))
             if not entry.reason and offer.payload.key not in self._simulation.bucket.objects:
                 self._broken(f"commit {commit.seq} merges {entry.nonce}, whose payload is gone")
             if not entry.reason and entry.anchor != version_before(commit.seq, count):
@@ -178,6 +206,16 @@ class Watch:
         if (commit.phase, commit.drain_left) not in expected:
             self._broken(f"commit {commit.seq} is {commit.phase}, {commit.drain_left} left, after {before.phase}")
 
+    def _check_successor(self, commit: CommitRecord) -> None:
+        """The duty is handed to nobody whose syncer hangs, for longer than it takes to notice that."""
+        machine = self._simulation.machines.get(commit.successor)
+        syncer = machine.processes().get("syncer") if machine is not None else None
+        if commit.successor == commit.author or syncer is None or not syncer.frozen:
+            return
+        hung = self._simulation.world.now - syncer.frozen_since
+        if hung > self._beat * (HUNG_PERIODS + self._simulation.config.sync.dead_after_reads):
+            self._broken(f"commit {commit.seq} names {commit.successor} next, whose syncer hangs for {hung:.1f} s")
+
     def _keep_versions(self, commit: CommitRecord) -> None:
         fragments = range(len(self.log[0].fragments)) if commit.seq == 0 else (commit.fragment,)
         for fragment in fragments:
@@ -190,9 +228,10 @@ class Watch:
     # ---- learners ---------------------------------------------------------------------------------------------------
 
     def _look_at_learners(self) -> None:
-        for machine, _, engine in self._lives:
+        for machine, incarnation, engine in self._lives:
             if machine.engine is engine and "learner" in machine.processes():
                 self._check_globals(machine.name, engine.learner)
+                self._check_tokens(machine.name, incarnation, engine.learner)
                 self._check_progress(machine.name, engine.learner)
 
     def _check_globals(self, name: str, learner: Learner) -> None:
@@ -204,6 +243,19 @@ class Watch:
                 self._broken(f"{name} holds version {part.version} of fragment {fragment}, which was never committed")
             elif any(not torch.equal(mine[key], committed[key]) for key in mine):
                 self._broken(f"{name} holds other values of fragment {fragment} than version {part.version}")
+
+    def _check_tokens(self, name: str, incarnation: int, learner: Learner) -> None:
+        """No token is lost or counted twice: neither by the learner, nor between it and the log."""
+        logic = learner._logic
+        for fragment, tally in enumerate(logic.fates()):
+            where = f"{name}, life {incarnation}, fragment {fragment}"
+            fates = (tally.merged, tally.refused, tally.late, tally.overwritten, tally.offered, tally.fresh)
+            if tally.processed != sum(fates) or min(fates) < 0:
+                self._broken(f"{where}: {tally.processed} tokens processed, but {fates}")
+            merged = self._credits.get((name, incarnation, fragment), ())
+            credited = sum(tokens for seq, tokens in merged if seq <= logic.head)
+            if tally.merged != credited:
+                self._broken(f"{where}: {tally.merged} tokens merged, the log credits {credited} up to {logic.head}")
 
     def _check_progress(self, name: str, learner: Learner) -> None:
         """The progress that the learning rate follows never falls."""
