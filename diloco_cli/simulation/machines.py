@@ -43,6 +43,10 @@ from diloco_runtime.task import Task
 if TYPE_CHECKING:
     import torch
 
+HOST = "laptop"
+"""Where every process runs, for the supervisor: it sees its islands' processes, and knows their heartbeats by host and
+pid, as with `provider.kind = "local"`."""
+
 
 class TimedTask:
     """A task whose every inner step takes virtual time."""
@@ -160,7 +164,7 @@ class Machine:
         around, board = self.board()
         patiently(self.clock, board.check_identity)
         children = Children(self, me)
-        agent = Agent(around, children, Identity(self.name, me.pid, me.started))
+        agent = Agent(around, children, Identity(HOST, me.pid, me.started))
         leaving, stopped = self.clock.signal(), self.clock.signal()
         me.on_terminate = leaving.set
         period = self.setting.config.sync.heartbeat_every
@@ -321,7 +325,7 @@ class Laptop:
     def _supervise(self) -> int:
         world, period = self.setting.world, self.setting.config.sync.heartbeat_every
         me = world.current()
-        identity = Identity("laptop", me.pid, me.started)
+        identity = Identity(HOST, me.pid, me.started)
         leaving = self.clock.signal()
         me.on_terminate = leaving.set
         run = Run(self.spec, self.record, self.board(), self.clock)
