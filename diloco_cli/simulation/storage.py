@@ -165,6 +165,8 @@ class Link:
     """Seconds after which an operation that nobody answers fails."""
     trouble: Trouble = CALM
     trap: Trap | None = None
+    failed_at: float = float("-inf")
+    """When an operation failed last."""
 
     def __post_init__(self) -> None:
         self.url = self.bucket.url
@@ -177,6 +179,10 @@ class Link:
             return 0.0
         lane.free_at = max(lane.free_at, self.world.now) + size / lane.bandwidth
         return lane.free_at - self.world.now
+
+    def _failure(self, what: str) -> StoreUnavailable:
+        self.failed_at = self.world.now
+        return StoreUnavailable(what)
 
     def _chance(self, share: float) -> bool:
         return share > 0.0 and self.world.random.random() < share
@@ -193,7 +199,7 @@ class Link:
         trouble = self.trouble
         if trouble is not CALM and (verb in trouble.verbs or self._chance(trouble.lost_requests)):
             self.world.sleep(self.give_up_after)
-            raise StoreUnavailable(f"{self.url} does not answer")
+            raise self._failure(f"{self.url} does not answer")
         if self.trap is not None:
             self.trap("before", verb, key)
         return 0.0 if late else self.latency
@@ -204,7 +210,7 @@ class Link:
             self.trap("after", verb, key)
         if self.trouble is not CALM and self._chance(self.trouble.lost_answers):
             self.world.sleep(self.give_up_after)
-            raise StoreUnavailable(f"the answer of {self.url} was lost")
+            raise self._failure(f"the answer of {self.url} was lost")
         if size:
             seconds += self._transfer(self.down, size)
         if seconds:
@@ -214,7 +220,7 @@ class Link:
         rest = self._send(verb, key, len(data))
         if self._chance(self.trouble.late_writes):
             self._take_effect_later(key, data, effect)
-            raise StoreUnavailable(f"{self.url} did not answer in time")
+            raise self._failure(f"{self.url} did not answer in time")
         effect(key, data)
         if self._chance(self.trouble.twice):
             effect(key, data)

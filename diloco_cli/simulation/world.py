@@ -45,6 +45,8 @@ class Process:
         self.frozen = False
         self.frozen_since = 0.0
         """When it was frozen last."""
+        self.running_since = world.now
+        """When it was started, or thawed last."""
         self.children: list[Process] = []
         self.threads: list[Thread] = []
         self._held: list[Thread] = []
@@ -99,7 +101,7 @@ class Process:
         """SIGCONT."""
         if not self.frozen:
             return
-        self.frozen = False
+        self.frozen, self.running_since = False, self.world.now
         for thread in self._held:
             self.world.push(self.world.now, thread)
         self._held.clear()

@@ -73,8 +73,8 @@ class Syncer:
         self._peers = Peers(sync.dead_after_reads, sync.heartbeat_every)
         self._reader = PeerReader(board, clock, self._peers, life.island)
         self._peers_looked: float | None = None
-        self._seen: float | None = None
-        """When the last whole turn ended."""
+        self._turn_due: float | None = None
+        """When the turn after the last whole one was to begin."""
         self._control: ControlRecord | None = None
         self._committed: float | None = None
         """When the newest commit was seen."""
@@ -116,7 +116,7 @@ class Syncer:
             self._tell(str(error))  # a syncer that tries in vain is not one that hangs
             raise
         self._tell(self._problem())
-        self._seen = self._clock.monotonic()
+        self._turn_due = self._clock.monotonic() + wait
         return wait
 
     def _tell(self, problem: str) -> None:
@@ -125,7 +125,7 @@ class Syncer:
 
     def _turn(self, now: float) -> float:
         wait = STANDBY_POLL
-        if self._seen is not None and now - self._seen > self._life.config.sync.takeover_after:
+        if self._turn_due is not None and now - self._turn_due > self._life.config.sync.takeover_after:
             # Nothing could be read, or this process was frozen: whoever is late gets the time that everybody lost.
             self._duty.on_gap()
             self._opened = now if self._opened is not None else None

@@ -201,7 +201,7 @@ def _play(schedule: Schedule, simulation: Simulation, scene: Scene, watch: Watch
         if ending.reached() and gone:
             return True
         if watch.purged_at is None and (simulation.laptop.process is None or not simulation.laptop.process.alive):
-            simulation.train()  # whoever wants the run to end supervises it again
+            ending.go_on()
         return False
 
     if not simulation.run_until(over, limit) and not watch.violations:
@@ -228,6 +228,14 @@ class Ending:
         self._simulation = simulation
         self._watch = watch
 
+    def go_on(self) -> None:
+        """Supervise the run again. As with `diloco train`, a stop that nobody was left to carry out is taken back."""
+        log, control = self._watch.log, self._simulation.observer().newest_control()
+        gone = not any(machine.processes() for machine in self._simulation.machines.values())
+        if gone and log and log[-1].phase == "run" and control is not None and control.action == "stop":
+            self._simulation.control("run", self._config.tokens * 2)
+        self._simulation.train()
+
     def reached(self) -> bool:
         """Tell whether the run is over for good; else see to it that it will be."""
         log = self._watch.log
@@ -241,7 +249,8 @@ class Ending:
         head, control = log[-1], self._simulation.observer().newest_control()
         enough = head.seq >= LEAST_COMMITS - (len(log[0].fragments) if head.phase == "run" else 0)
         asked = control.action if control is not None and control.number > head.control else ""
-        if enough and head.phase == "run" and asked != "stop":
+        learners = [machine.processes().get("learner") for machine in self._simulation.machines.values()]
+        if enough and head.phase == "run" and asked != "stop" and any(learners):
             self._simulation.control("stop")
         elif head.phase == "final" and not enough and asked != "run":
             size = sum(fragment.numel for fragment in log[0].fragments)

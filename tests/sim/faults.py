@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from diloco_cli.simulation.machines import Machine
 from diloco_cli.simulation.run import Simulation
@@ -38,6 +39,8 @@ class Scene:
     rivals: list[Machine] = field(default_factory=list)
     """Second machines of an island that another one has, too."""
     fired: list[Fault] = field(default_factory=list)
+    usual: dict[str, Any] = field(default_factory=dict)
+    """What things were like before a fault changed them: faults may overlap, the last one to end mends everything."""
     tell: Callable[[str], None] = lambda _: None
     disturb: Callable[[str, float], None] = lambda island, until: None
     """Told until when an island has an excuse for standing still."""
@@ -225,11 +228,11 @@ def _laptop_offline(scene: Scene, fault: Fault) -> None:
 def _slow_link(latency: float, bandwidth: float) -> Injection:
     def inject(scene: Scene, fault: Fault) -> None:
         link = scene.machine(fault).link
-        before = link.latency, link.up.bandwidth
-        link.latency, link.up.bandwidth = link.latency + latency, bandwidth
+        usual = scene.usual.setdefault(f"link of {fault.island}", (link.latency, link.up.bandwidth))
+        link.latency, link.up.bandwidth = usual[0] + latency, bandwidth
 
         def mend() -> None:
-            link.latency, link.up.bandwidth = before
+            link.latency, link.up.bandwidth = usual
 
         scene.at(fault.seconds, mend)
 
@@ -267,9 +270,9 @@ def _stop_and_go(scene: Scene, fault: Fault) -> None:
 
 def _slow_steps(scene: Scene, fault: Fault) -> None:
     machine = scene.machine(fault)
-    before = machine.step_seconds
-    machine.step_seconds = lambda: 5.0 * before()
-    scene.at(fault.seconds, lambda: setattr(machine, "step_seconds", before))
+    usual = scene.usual.setdefault(f"steps of {fault.island}", machine.step_seconds)
+    machine.step_seconds = lambda: 5.0 * usual()
+    scene.at(fault.seconds, lambda: setattr(machine, "step_seconds", usual))
 
 
 def _spoil(scene: Scene, fault: Fault) -> None:

@@ -212,7 +212,9 @@ class Watch:
         syncer = machine.processes().get("syncer") if machine is not None else None
         if commit.successor == commit.author or syncer is None or not syncer.frozen:
             return
-        hung = self._simulation.world.now - syncer.frozen_since
+        author = self._simulation.machines[commit.author]
+        watched = max(author.link.failed_at, *(p.running_since for p in author.processes().values()))
+        hung = self._simulation.world.now - max(watched, syncer.frozen_since)
         if hung > self._beat * (HUNG_PERIODS + self._simulation.config.sync.dead_after_reads):
             self._broken(f"commit {commit.seq} names {commit.successor} next, whose syncer hangs for {hung:.1f} s")
 

@@ -1,15 +1,18 @@
-"""The arithmetic of a whole run against plain torch: real learners and syncers, virtual time, nothing replaced."""
+"""The arithmetic of a whole run against plain torch: real processes in virtual time, nothing of them replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from diloco_cli.simulation.run import Simulation, Site
 from diloco_runtime.config import RunConfig
 from diloco_runtime.snapshot import load_state
-from tests.support.islands import Archipelago, archipelago
+from diloco_runtime.task import Task
+from tests.support.simulated import finished
 from tests.support.tasks import ConstantGradientTask, LinearTask
 
 
@@ -34,21 +37,22 @@ def config(preset: str = "diloco", tokens: int = 400, **tables: Any) -> RunConfi
     )
 
 
-def finish(world: Archipelago, until: float = 5_000.0) -> Archipelago:
-    for island in world.islands.values():
-        island.start()
-    world.run(until)
-    assert world.log()[-1].phase == "final", "the run did not end"
-    return world
+def whole_run(settings: RunConfig, build: Callable[[], Task], steps: Mapping[str, float], seed: int = 0) -> Simulation:
+    """Train from the beginning to the end; `steps`: seconds per inner step of every island."""
+    run = Simulation(settings, build, {name: Site(seconds) for name, seconds in steps.items()}, seed)
+    run.train()
+    log = finished(run)
+    assert {entry.incarnation for commit in log for entry in commit.merged} == {1}
+    return run
 
 
-def state(world: Archipelago, seq: int) -> dict[str, torch.Tensor]:
-    return load_state(world.observer(), seq)[1]
+def state(run: Simulation, seq: int) -> dict[str, torch.Tensor]:
+    return load_state(run.observer(), seq)[1]
 
 
-def batches(world: Archipelago, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(run: Simulation, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return what an island trained on, in order."""
-    task = world.islands[name].task
+    task = run.machines[name].task
     assert isinstance(task, LinearTask)
     slices = list(task.read)
     return [task.batch(*part) for part in slices]
@@ -67,12 +71,12 @@ def test_the_global_model_is_the_mean_of_the_locals() -> None:
     settings = config(
         sync={"sync_every": 1, "min_quorum": 2, "fragments": 1}, outer={"lr": 1.0, "momentum": 0.0, "merge": "mean"}
     )
-    world = finish(archipelago(settings, LinearTask, {"a": 1.0, "b": 1.0}))
-    read = {name: batches(world, name) for name in world.islands}
+    run = whole_run(settings, LinearTask, {"a": 1.0, "b": 1.0})
+    read = {name: batches(run, name) for name in run.machines}
     for seq in range(1, 6):
-        before = state(world, seq - 1)
+        before = state(run, seq - 1)
         locals_ = [local_step(before, read[name][seq - 1], 0.05) for name in read]
-        for key, value in state(world, seq).items():
+        for key, value in state(run, seq).items():
             torch.testing.assert_close(value, (locals_[0][key] + locals_[1][key]) / 2, atol=1e-6, rtol=0)
 
 
@@ -87,9 +91,9 @@ def test_the_same_delta_from_more_islands_gives_the_same_global(merge: str, pres
             sync={"sync_every": 4, "min_quorum": count, "fragments": 1, "overlap_steps": 0, "pace": "each"},
             outer={"lr": 0.7, "momentum": 0.5, "merge": merge},
         )
-        world = finish(archipelago(settings, ConstantGradientTask, {f"i{n}": 1.0 for n in range(count)}))
-        assert len(world.log()[1].merged) == count
-        found.append(state(world, 1))
+        run = whole_run(settings, ConstantGradientTask, {f"i{n}": 1.0 for n in range(count)})
+        assert len(run.log()[1].merged) == count
+        found.append(state(run, 1))
     for other in found[1:]:
         for key, value in other.items():
             torch.testing.assert_close(value, found[0][key], atol=1e-6, rtol=0)
@@ -99,8 +103,8 @@ def test_half_the_outer_rate_is_half_the_way() -> None:
     ways = []
     for lr in (0.8, 0.4):
         settings = config(sync={"sync_every": 4, "min_quorum": 2}, outer={"lr": lr, "momentum": 0.5})
-        world = finish(archipelago(settings, LinearTask, {"a": 1.0, "b": 1.0}))
-        start, end = state(world, 0), state(world, 1)
+        run = whole_run(settings, LinearTask, {"a": 1.0, "b": 1.0})
+        start, end = state(run, 0), state(run, 1)
         ways.append({key: end[key] - start[key] for key in start})
     for key, value in ways[0].items():
         torch.testing.assert_close(ways[1][key], value / 2, atol=1e-6, rtol=1e-5)
@@ -111,9 +115,8 @@ def test_names_of_islands_do_not_matter() -> None:
     hashes = []
     for names in (("a", "b"), ("b", "a")):
         settings = config(sync={"sync_every": 4, "min_quorum": 2, "heartbeat_every": 1.0})
-        world = archipelago(settings, LinearTask, dict.fromkeys(names, 1.0))
-        finish(world)
-        hashes.append([commit.params[0].sha256 for commit in world.log()])
+        run = whole_run(settings, LinearTask, dict.fromkeys(names, 1.0))
+        hashes.append([commit.params[0].sha256 for commit in run.log()])
     assert hashes[0] == hashes[1]
     moved = hashes[0][:-1]  # after the drain nobody has stepped: the final merge is empty
     assert len(set(moved)) == len(moved)
@@ -128,8 +131,8 @@ def test_plain_diloco_is_reproduced() -> None:
         sync={"sync_every": steps, "min_quorum": 2},
         outer={"lr": 0.7, "momentum": 0.9},
     )
-    world = finish(archipelago(settings, LinearTask, {"a": 1.0, "b": 1.0}))
-    read = {name: batches(world, name) for name in world.islands}
+    run = whole_run(settings, LinearTask, {"a": 1.0, "b": 1.0})
+    read = {name: batches(run, name) for name in run.machines}
     models = {name: LinearTask().model for name in read}
     inner = {name: adamw(models[name]) for name in read}
     shared = [p.detach().clone().requires_grad_() for p in LinearTask().model.parameters()]
@@ -148,7 +151,7 @@ def test_plain_diloco_is_reproduced() -> None:
         for model in models.values():
             for mine, parameter in zip(model.parameters(), shared, strict=True):
                 mine.data.copy_(parameter.data)
-        ours = state(world, outer_step + 1)
+        ours = state(run, outer_step + 1)
         for (name, _), parameter in zip(LinearTask().model.named_parameters(), shared, strict=True):
             torch.testing.assert_close(ours[name], parameter.detach(), atol=1e-5, rtol=0)
 
@@ -164,9 +167,9 @@ def test_the_barrier_preset_is_repeatable() -> None:
     losses = []
     for _ in range(2):
         settings = config(tokens=800, sync={"sync_every": 5, "min_quorum": 3})
-        world = finish(archipelago(settings, LinearTask, {"a": 1.0, "b": 1.3, "c": 0.7}))
+        run = whole_run(settings, LinearTask, {"a": 1.0, "b": 1.3, "c": 0.7})
         task = LinearTask()
-        task.model.load_state_dict(load_state(world.observer())[1])
+        task.model.load_state_dict(load_state(run.observer())[1])
         losses.append(task.held_out_loss())
     assert losses[0] == losses[1]
     assert losses[0] < LinearTask().held_out_loss()

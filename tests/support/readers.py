@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from diloco_cli.simulation.world import World, WorldClock, WorldNonces
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.data_cursor import AHEAD, DataCursor, Slice, UnitClaimer
 from diloco_runtime.records import Position
@@ -11,7 +12,6 @@ from diloco_runtime.store import ObjectStore
 from diloco_runtime.store_memory import MemoryStore
 from tests.behaviours.samples import run_record
 from tests.support.run_records import RUN_ID
-from tests.support.world import World, WorldClock, WorldNonces
 
 _numbers = itertools.count()
 UNITS = 5

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
+from diloco_cli.simulation.storage import ALL_VERBS, CALM, Bucket, Lane, Link, Trouble
+from diloco_cli.simulation.world import World, WorldClock, WorldNonces
 from diloco_runtime.clock import SystemClock
 from diloco_runtime.follower import run_follower
 from diloco_runtime.store import ObjectStore
 from tests.behaviours.faults import Wrapped
 from tests.support.inbox import Inbox, Log, described, follower_of
-from tests.support.world import DictStore, LatentStore, World, WorldClock, WorldNonces
 
 # ---- the thread -----------------------------------------------------------------------------------------------------
 
@@ -59,86 +60,86 @@ def test_the_learners_thread_never_waits_for_a_download(nonces) -> None:
 # ---- in virtual time ------------------------------------------------------------------------------------------------
 
 
-class Link:
+class Distant:
     """A follower in a world whose store has a round trip and a bandwidth; the log grows without delay."""
 
     def __init__(self, latency: float = 0.1, bandwidth: float = float("inf")) -> None:
-        self.world, inner = World(3), DictStore("world://run")
+        self.world, bucket = World(3), Bucket("world://run")
         clock, nonces = WorldClock(self.world), WorldNonces(self.world)
-        self.log = Log(inner, 3, clock, nonces)
-        self.store = LatentStore(inner, self.world, latency, bandwidth)
-        self.follower, _ = follower_of(self.log, self.store, clock, nonces)
-        self.world.spawn(lambda: run_follower(self.follower, clock, threading.Event()))
+        self.log = Log(bucket, 3, clock, nonces)
+        self.link = Link(bucket, self.world, latency, down=Lane(bandwidth))
+        self.follower, _ = follower_of(self.log, self.link, clock, nonces)
+        self.world.process("follower", lambda: run_follower(self.follower, clock, clock.signal()) or 0)
 
     def take(self) -> list[tuple[int, float | None]]:
         return [described(ready) for ready in self.follower.take()]
 
 
 def test_an_outage_is_waited_out_and_said() -> None:
-    link = Link()
-    link.world.run(5.0)
-    link.store.broken = True
-    link.log.grow(2)
-    link.world.run(3600.0)
-    assert "world://run does not answer" in link.follower.problem and link.take() == []
-    link.store.broken = False
-    link.world.run(3610.0)
-    assert link.follower.problem == "" and link.take() == [(1, 1.0), (2, 2.0)]
+    distant = Distant()
+    distant.world.run(5.0)
+    distant.link.trouble = Trouble(verbs=ALL_VERBS)
+    distant.log.grow(2)
+    distant.world.run(3600.0)
+    assert "world://run does not answer" in distant.follower.problem and distant.take() == []
+    distant.link.trouble = CALM
+    distant.world.run(3610.0)
+    assert distant.follower.problem == "" and distant.take() == [(1, 1.0), (2, 2.0)]
 
 
 def test_a_damaged_object_is_said_and_tried_again() -> None:
-    link = Link()
-    link.log.grow()
-    key = link.log.payload_key(1)
-    good = link.log.board.store.get(key) or b""
-    link.log.board.store.put(key, good[:-1])
-    link.world.run(60.0)
-    assert key in link.follower.problem and link.take() == []
-    link.log.board.store.put(key, good)
-    link.world.run(70.0)
-    assert link.follower.problem == "" and link.take() == [(1, 1.0)]
+    distant = Distant()
+    distant.log.grow()
+    key = distant.log.payload_key(1)
+    good = distant.log.board.store.get(key) or b""
+    distant.log.board.store.put(key, good[:-1])
+    distant.world.run(60.0)
+    assert key in distant.follower.problem and distant.take() == []
+    distant.log.board.store.put(key, good)
+    distant.world.run(70.0)
+    assert distant.follower.problem == "" and distant.take() == [(1, 1.0)]
 
 
 def test_it_looks_as_often_as_it_is_told() -> None:
-    link = Link(latency=0.0)
-    link.world.run(10.0)
-    link.follower.poll_seconds = 2.0
-    link.world.run(20.5)
-    link.log.grow()
-    link.world.run(20.6)
-    assert link.take() == []
-    link.world.run(22.6)
-    assert link.take() == [(1, 1.0)]
+    distant = Distant(latency=0.0)
+    distant.world.run(10.0)
+    distant.follower.poll_seconds = 2.0
+    distant.world.run(20.5)
+    distant.log.grow()
+    distant.world.run(20.6)
+    assert distant.take() == []
+    distant.world.run(22.6)
+    assert distant.take() == [(1, 1.0)]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_answers_are_lost_every_commit_is_handed_over_once_and_in_order(seed: int) -> None:
-    link = Link()
-    link.world.random.seed(seed)
-    link.store.lost_answers = 0.3
+    distant = Distant()
+    distant.world.random.seed(seed)
+    distant.link.trouble = Trouble(lost_answers=0.3)
     found: list[tuple[int, float | None]] = []
     for turn in range(40):
-        link.log.grow(1 + turn % 3)
-        link.world.run(link.world.now + 7.0)
-        found += link.take()
-    link.store.lost_answers = 0.0
-    link.world.run(link.world.now + 60.0)
-    found += link.take()
-    assert [seq for seq, _ in found] == list(range(1, link.log.head.seq + 1))
+        distant.log.grow(1 + turn % 3)
+        distant.world.run(distant.world.now + 7.0)
+        found += distant.take()
+    distant.link.trouble = CALM
+    distant.world.run(distant.world.now + 60.0)
+    found += distant.take()
+    assert [seq for seq, _ in found] == list(range(1, distant.log.head.seq + 1))
     assert all(value in (None, float(seq)) for seq, value in found)
 
 
 def test_the_bandwidth_of_a_download_is_measured() -> None:
-    link = Link(latency=0.0, bandwidth=1000.0)
-    link.log.grow(3)
-    link.world.run(60.0)
-    assert link.follower.bandwidth == pytest.approx(1000.0, rel=0.05)
+    distant = Distant(latency=0.0, bandwidth=1000.0)
+    distant.log.grow(3)
+    distant.world.run(60.0)
+    assert distant.follower.bandwidth == pytest.approx(1000.0, rel=0.05)
 
 
 def test_the_pace_of_commits_is_measured_also_of_those_that_come_together() -> None:
-    link = Link(latency=0.0)
+    distant = Distant(latency=0.0)
     for second in range(1, 31):
-        link.world.run(3.0 * second)
-        link.log.grow(1 if second % 2 else 3)  # four commits in every six seconds
-    link.world.run(100.0)
-    assert link.follower.commit_seconds == pytest.approx(1.5, rel=0.4)
+        distant.world.run(3.0 * second)
+        distant.log.grow(1 if second % 2 else 3)  # four commits in every six seconds
+    distant.world.run(100.0)
+    assert distant.follower.commit_seconds == pytest.approx(1.5, rel=0.4)

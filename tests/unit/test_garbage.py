@@ -7,6 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.simulation.world import World, WorldClock, WorldNonces
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.garbage import collect, collectable, is_pinned
 from diloco_runtime.keys import version_at
@@ -14,7 +15,6 @@ from diloco_runtime.records import CallRecord, CommitRecord, encode
 from diloco_runtime.store_memory import MemoryStore
 from tests.behaviours.samples import run_record
 from tests.support.run_records import RUN_ID, commit, entry
-from tests.support.world import World, WorldClock, WorldNonces
 
 _numbers = itertools.count()
 usual = settings(max_examples=30, deadline=None, derandomize=True, database=None)

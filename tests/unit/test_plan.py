@@ -3,21 +3,21 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.estimate import Estimate, _supervision, gpt_parameters
 from diloco_cli.plan import Existing, make_plan
+from diloco_cli.simulation.run import Simulation, Site
+from diloco_cli.simulation.storage import Bucket, Link
 from diloco_cli.spec import Spec, load_spec
 from diloco_cli.views import print_plan
 from diloco_runtime.config import ModelConfig
 from diloco_runtime.gpt import build_gpt
 from diloco_runtime.records import Fragment, TensorPiece
-from diloco_runtime.store import AlreadyExists, Names
-from tests.support.islands import archipelago
 from tests.support.tasks import LinearTask
-from tests.support.world import DictStore
 
 
 def spec(tmp_path: Path, more: str = "", model: str = "layers = 1\nheads = 2\nwidth = 16") -> Spec:
@@ -120,41 +120,35 @@ def test_the_plan_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 # ---- the estimate against real islands ------------------------------------------------------------------------------
 
 
-class CountedStore(DictStore):
-    """A store that counts what is asked of it, by verb ("miss": a read that found nothing) and kind of object."""
+class Requests:
+    """Counts what crosses links, by verb ("miss": a read that finds nothing), kind of object and seq (-1: has none)."""
 
-    asked: Counter[tuple[str, str, int]]
+    def __init__(self, bucket: Bucket, links: Iterable[Link]) -> None:
+        self.asked: Counter[tuple[str, str, int]] = Counter()
+        self._bucket = bucket
+        for link in links:
+            link.trap = self._note
 
-    def note(self, verb: str, key: str) -> None:
+    def _note(self, moment: str, verb: str, key: str) -> None:
+        if moment != "before":
+            return
         _, kind, *rest = [*key.split("/"), ""]
         seq = re.match(r"\d{12}", rest[0]) if kind in ("log", "calls", "offers", "blobs") else None
         kind = rest[1].split("-")[0] or kind if kind == "blobs" else kind
+        verb = "miss" if verb == "get" and key not in self._bucket.objects else verb
         self.asked[verb, kind, int(seq[0]) if seq else -1] += 1
 
-    def get(self, key: str) -> bytes | None:
-        data = super().get(key)
-        self.note("miss" if data is None else "get", key)
-        return data
+    def per_commit(self, verb: str, kind: str, first: int, last: int) -> float:
+        """Return the mean over the merges from `first` to before `last`."""
+        return sum(self.asked[verb, kind, seq] for seq in range(first, last)) / (last - first)
 
-    def create(self, key: str, data: bytes) -> None:
-        self.note("create", key)
-        if super().get(key) is not None:
-            raise AlreadyExists(key)
-        super().put(key, data)
-
-    def put(self, key: str, data: bytes) -> None:
-        self.note("put", key)
-        super().put(key, data)
-
-    def list(self, prefix: str) -> Names:
-        self.note("list", prefix)
-        return super().list(prefix)
+    def total(self) -> int:
+        """Count all requests but those for data units, which depend on the data set."""
+        return sum(count for (_, kind, _), count in self.asked.items() if kind != "data")
 
 
 @pytest.mark.parametrize(("islands", "momentum"), [(3, 0.5), (2, 0.0)])
-def test_the_estimate_is_what_islands_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, islands: int, momentum: float
-) -> None:
+def test_the_estimate_is_what_islands_do(tmp_path: Path, islands: int, momentum: float) -> None:
     names, first, last = "abc"[:islands], 12, 24
     (tmp_path / "s.toml").write_text(
         '[run]\nname = "x"\nstore = "file://./bb"\ntokens = 1_000_000_000\n'
@@ -165,28 +159,24 @@ def test_the_estimate_is_what_islands_do(
     settings = load_spec(tmp_path / "s.toml")
     plan = make_plan(settings, of_size(200, 2), None).estimate
     assert plan is not None
-    monkeypatch.setattr("tests.support.islands.DictStore", CountedStore)
-    monkeypatch.setattr(CountedStore, "asked", Counter(), raising=False)
-    world = archipelago(settings.config, LinearTask, dict.fromkeys(names, 1.0))
-    for island in world.islands.values():
-        island.start()
-    while world.observer().head() is None or world.observer().head().seq < last + 2:  # type: ignore[union-attr]
-        world.run(world.world.now + 24.0)
-    asked, seconds = CountedStore.asked, world.world.now
-
-    def per_commit(verb: str, kind: str) -> float:
-        return sum(asked[verb, kind, seq] for seq in range(first, last)) / (last - first)
-
-    moved = {name: (per_commit("put", name), per_commit("get", name)) for name in ("delta", "params", "momentum")}
+    run = Simulation(settings.config, LinearTask, dict.fromkeys(names, Site(1.0)))
+    requests = Requests(run.bucket, [machine.link for machine in run.machines.values()])
+    run.train()
+    board = run.observer()
+    assert run.run_until(lambda: board.read_commit(last + 2) is not None, 2000.0)
+    seconds = run.world.now
+    run.close()
+    moved = {
+        name: [requests.per_commit(verb, name, first, last) for verb in ("put", "get")]
+        for name in ("delta", "params", "momentum")
+    }
     params = 4 * 100
-    assert moved["delta"][0] * plan.offer_bytes + (moved["params"][0] + moved["momentum"][0]) * params == plan.up_bytes
-    assert (
-        moved["delta"][1] * plan.offer_bytes + (moved["params"][1] + moved["momentum"][1]) * params == plan.down_bytes
-    )
-    requests = sum(count for (_, kind, _), count in asked.items() if kind != "data")
+    for way, planned in enumerate((plan.up_bytes, plan.down_bytes)):
+        parameters = moved["params"][way] + moved["momentum"][way]
+        assert moved["delta"][way] * plan.offer_bytes + parameters * params == planned
     background = plan.background_per_second - _supervision(islands, settings.config.sync)
     expected = (plan.writes + plan.reads) / plan.inner_steps + background
-    assert requests / seconds == pytest.approx(expected, rel=0.1)
+    assert requests.total() / seconds == pytest.approx(expected, rel=0.1)
 
 
 def test_bf16_halves_the_offers_and_nothing_else(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from diloco_cli.simulation.storage import ALL_VERBS, CALM, Bucket, Lane, Link, Trouble
+from diloco_cli.simulation.world import World, WorldClock, WorldNonces
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemClock
 from diloco_runtime.codec import decode_fragment
@@ -17,7 +18,6 @@ from tests.behaviours.faults import Wrapped
 from tests.behaviours.samples import run_record
 from tests.support.outbox import TABLE, Outbox, checkpoint_job, offer_job
 from tests.support.run_records import RUN_ID
-from tests.support.world import DictStore, LatentStore, World, WorldClock, WorldNonces
 
 # ---- the thread -----------------------------------------------------------------------------------------------------
 
@@ -104,77 +104,82 @@ def test_neither_offers_nor_the_learner_wait_for_a_checkpoint(gated: tuple[Outbo
 # ---- in virtual time ------------------------------------------------------------------------------------------------
 
 
-class Link:
+class Distant:
     """A publisher in a world whose store has a round trip and a bandwidth."""
 
     def __init__(self, latency: float = 0.1, bandwidth: float = float("inf")) -> None:
-        self.world, inner = World(3), DictStore("world://run")
+        self.world, bucket = World(3), Bucket("world://run")
         self.clock = WorldClock(self.world)
-        self.observer = Blackboard(inner, RUN_ID, self.clock, WorldNonces(self.world))
+        self.observer = Blackboard(bucket, RUN_ID, self.clock, WorldNonces(self.world))
         self.observer.create_run(run_record(RUN_ID))
-        self.store = LatentStore(inner, self.world, latency, bandwidth)
-        board = Blackboard(self.store, RUN_ID, self.clock, WorldNonces(self.world))
+        self.link = Link(bucket, self.world, latency, up=Lane(bandwidth))
+        board = Blackboard(self.link, RUN_ID, self.clock, WorldNonces(self.world))
         self.publisher = Publisher(board, self.clock, "iowa", 1, "fp32")
-        for body in (run_publisher, run_checkpointer):
-            self.world.spawn(functools.partial(body, self.publisher, self.clock, threading.Event()))
+        self.world.process("learner", self._publish)
+
+    def _publish(self) -> int:
+        stopped = self.clock.signal()
+        self.world.thread(lambda: run_checkpointer(self.publisher, self.clock, stopped))
+        run_publisher(self.publisher, self.clock, stopped)
+        return 0
 
 
 def test_an_outage_of_any_length_is_waited_out_and_said() -> None:
-    link = Link()
-    link.store.broken = True
-    link.publisher.call(1)
-    link.publisher.offer(offer_job(1))
-    link.publisher.checkpoint(checkpoint_job(1))
-    link.world.run(3600.0)
-    assert "world://run does not answer" in link.publisher.problem and link.publisher.busy()
-    link.store.broken = False
-    link.world.run(3620.0)
-    assert not link.publisher.busy() and link.publisher.problem == ""
-    assert link.observer.read_call(1) is not None and link.observer.read_offer(1, "iowa", 1) is not None
-    assert link.observer.read_checkpoint("iowa", 1, 1) is not None
+    distant = Distant()
+    distant.link.trouble = Trouble(verbs=ALL_VERBS)
+    distant.publisher.call(1)
+    distant.publisher.offer(offer_job(1))
+    distant.publisher.checkpoint(checkpoint_job(1))
+    distant.world.run(3600.0)
+    assert "world://run does not answer" in distant.publisher.problem and distant.publisher.busy()
+    distant.link.trouble = CALM
+    distant.world.run(3620.0)
+    assert not distant.publisher.busy() and distant.publisher.problem == ""
+    assert distant.observer.read_call(1) is not None and distant.observer.read_offer(1, "iowa", 1) is not None
+    assert distant.observer.read_checkpoint("iowa", 1, 1) is not None
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_answers_are_lost_everything_is_published_once_and_whole(seed: int) -> None:
-    link = Link()
-    link.world.random.seed(seed)
-    link.store.lost_answers = 0.4
+    distant = Distant()
+    distant.world.random.seed(seed)
+    distant.link.trouble = Trouble(lost_answers=0.4)
     for seq in (1, 2, 3, 4):
-        link.publisher.call(seq)
-        link.publisher.offer(offer_job(seq))
-    link.publisher.checkpoint(checkpoint_job(1))
-    link.world.run(3000.0)
-    assert not link.publisher.busy() and link.publisher.checkpoint_done == 1
+        distant.publisher.call(seq)
+        distant.publisher.offer(offer_job(seq))
+    distant.publisher.checkpoint(checkpoint_job(1))
+    distant.world.run(3000.0)
+    assert not distant.publisher.busy() and distant.publisher.checkpoint_done == 1
     for seq in (1, 2, 3, 4):
-        record = link.observer.read_offer(seq, "iowa", 1)
+        record = distant.observer.read_offer(seq, "iowa", 1)
         assert record is not None and record.nonce == f"n{seq}"
-        decode_fragment(link.observer.get_payload(record.payload), TABLE[(seq - 1) % 2], "fp32", "x")
+        decode_fragment(distant.observer.get_payload(record.payload), TABLE[(seq - 1) % 2], "fp32", "x")
 
 
 @pytest.mark.parametrize("what", ["call", "checkpoint"])
 def test_new_work_is_begun_at_once(what: str) -> None:
-    link = Link(latency=0.1)
-    link.world.run(7.25)
+    distant = Distant(latency=0.1)
+    distant.world.run(7.25)
 
     def learner() -> None:
         if what == "call":
-            link.publisher.call(1)
+            distant.publisher.call(1)
         else:
-            link.publisher.checkpoint(checkpoint_job(1))
+            distant.publisher.checkpoint(checkpoint_job(1))
 
-    link.world.spawn(learner)
-    link.world.run(7.8)
-    assert not link.publisher.busy(), "an idle publisher slept on"
+    distant.world.at(7.25, learner)
+    distant.world.run(7.8)
+    assert not distant.publisher.busy(), "an idle publisher slept on"
 
 
 def test_time_and_bandwidth_of_an_upload_are_measured() -> None:
-    link = Link(latency=0.0, bandwidth=1000.0)
-    link.publisher.offer(offer_job(1, size=4000))
-    link.world.run(60.0)
-    record = link.observer.read_offer(1, "iowa", 1)
+    distant = Distant(latency=0.0, bandwidth=1000.0)
+    distant.publisher.offer(offer_job(1, size=4000))
+    distant.world.run(60.0)
+    record = distant.observer.read_offer(1, "iowa", 1)
     assert record is not None and record.payload.size > 16_000
-    assert link.publisher.bandwidth == pytest.approx(1000.0, rel=0.05)
-    assert link.publisher.publish_seconds == pytest.approx(record.payload.size / 1000.0, rel=0.1)
-    link.publisher.checkpoint(checkpoint_job(1, size=4000))
-    link.world.run(120.0)
-    assert link.publisher.checkpoint_seconds == pytest.approx(16.0, rel=0.1)
+    assert distant.publisher.bandwidth == pytest.approx(1000.0, rel=0.05)
+    assert distant.publisher.publish_seconds == pytest.approx(record.payload.size / 1000.0, rel=0.1)
+    distant.publisher.checkpoint(checkpoint_job(1, size=4000))
+    distant.world.run(120.0)
+    assert distant.publisher.checkpoint_seconds == pytest.approx(16.0, rel=0.1)
