@@ -81,6 +81,20 @@ def plan(spec: SpecPath = DEFAULT_SPEC, json: Json = False) -> None:
 
 
 @app.command(rich_help_panel=RUNNING)
+def simulate(
+    spec: SpecPath = DEFAULT_SPEC,
+    commits: Annotated[int, typer.Option("--commits", min=1, help="Outer steps simulated one by one.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same losses.")] = 0,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE.png", help="Draw it as well.")] = None,
+    json: Json = False,
+) -> None:
+    """Predict goodput, traffic, cost and time of a run, and compare settings; starts nothing."""
+    from diloco_cli.simulate import show
+
+    show(spec, seed, commits, plot, json)
+
+
+@app.command(rich_help_panel=RUNNING)
 def up(spec: SpecPath = DEFAULT_SPEC, yes: Yes = False) -> None:
     """Check the store and create the run, after showing the plan.
 

@@ -123,7 +123,7 @@ def _background(islands: int, period: float, sync: SyncConfig) -> float:
     beat, standbys = sync.heartbeat_every, islands - 1
     learners = 2 * islands / min(1.0, max(0.02, period / 10))
     syncers = 2 / min(0.5, max(0.02, period / 20)) + 2 * standbys
-    peers = (3 + islands) / beat * (1 + standbys / 2) + (1 + standbys / 2) / (10 * beat)
+    peers = (2 + islands) / beat * (1 + standbys / 2) + (1 + standbys / 2) / (10 * beat)
     agents = 3 * islands / beat + (islands + 1) / 5
     checkpoints = 3 * islands / sync.checkpoint_every
     return learners + syncers + peers + agents + checkpoints
@@ -132,7 +132,7 @@ def _background(islands: int, period: float, sync: SyncConfig) -> float:
 def _supervision(islands: int, sync: SyncConfig) -> float:
     """Return the requests per second of a supervisor: its looks, a listing in every twentieth, its heartbeat."""
     look = min(1.0, sync.heartbeat_every / 2)
-    return (8 + 3 * islands + 0.05) / look + 1 / sync.heartbeat_every
+    return (6 + 2 * islands + 0.05) / look + 1 / sync.heartbeat_every
 
 
 def _tokens(spec: Spec, config: RunConfig, parts: int) -> int | None:

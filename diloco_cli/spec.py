@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from diloco_cli import spec_problems
+from diloco_cli.assumptions import IslandAssumptions, SimulateTable, of_island
 from diloco_cli.errors import SpecError
 from diloco_runtime.config import DataConfig, InnerConfig, ModelConfig, OuterConfig, RunConfig, Settings, SyncConfig
 from diloco_runtime.keys import is_island_name, is_run_name
@@ -57,6 +58,8 @@ class IslandTable(Settings):
     """Samples per inner step on this island."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of this island's learner."""
+    simulate: IslandAssumptions = IslandAssumptions()
+    """What `diloco simulate` assumes of this island; what is absent is taken from [simulate]."""
 
 
 class SpecFile(Settings):
@@ -70,6 +73,7 @@ class SpecFile(Settings):
     outer: OuterConfig = OuterConfig()
     sync: SyncConfig = SyncConfig()
     provider: ProviderTable = ProviderTable()
+    simulate: SimulateTable = SimulateTable()
     islands: dict[str, IslandTable]
     """[islands.NAME]: one table per island, at least one."""
 
@@ -81,6 +85,8 @@ class Island:
     name: str
     batch_size: int
     threads: int
+    assumed: IslandAssumptions = IslandAssumptions()
+    """What `diloco simulate` takes it for."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,8 @@ class Spec:
     config: RunConfig
     provider: ProviderTable
     islands: tuple[Island, ...]
+    simulate: SimulateTable = SimulateTable()
+    """Assumptions of `diloco simulate` alone."""
 
     @property
     def name(self) -> str:
@@ -125,7 +133,7 @@ def load_spec(path: str | Path) -> Spec:
     config = None if problems or file is None else _resolve_config(file, raw, problems)
     if config is None or file is None:
         raise SpecError([f"{path.name}: {problem}" for problem in problems])
-    return Spec(path, store, config, file.provider, _islands(file, config))
+    return Spec(path, store, config, file.provider, _islands(file, config), file.simulate)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -227,6 +235,11 @@ def _resolve_config(file: SpecFile, raw: dict[str, Any], problems: list[str]) ->
 
 def _islands(file: SpecFile, config: RunConfig) -> tuple[Island, ...]:
     return tuple(
-        Island(name, table.batch_size or config.inner.batch_size, table.threads or config.inner.threads)
+        Island(
+            name,
+            table.batch_size or config.inner.batch_size,
+            table.threads or config.inner.threads,
+            of_island(file.simulate, table.simulate),
+        )
         for name, table in file.islands.items()
     )

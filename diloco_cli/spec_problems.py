@@ -131,7 +131,7 @@ def _toml(value: Any) -> str:
 
 
 def _models(shape: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield every table of the file with its model; `islands.*` stands for the tables of islands."""
+    """Yield every table of the file with its model; `islands.*` stands for the tables of islands, with theirs below."""
     for name, field in shape.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield name, field.annotation
@@ -139,13 +139,14 @@ def _models(shape: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
             for inner in getattr(field.annotation, "__args__", ()):
                 if isinstance(inner, type) and issubclass(inner, BaseModel):
                     yield f"{name}.*", inner
+                    yield from ((f"{name}.*.{below}", model) for below, model in _models(inner))
 
 
 def _model_at(table: tuple[str, ...], shape: type[BaseModel]) -> type[BaseModel] | None:
     if not table:
         return shape
-    name = f"{table[0]}.*" if len(table) == 2 else ".".join(table)
-    return dict(_models(shape)).get(name)
+    tables = dict(_models(shape))
+    return tables.get(".".join(table)) or tables.get(".".join((table[0], "*", *table[2:])))
 
 
 def _field(path: tuple[str, ...], shape: type[BaseModel]) -> FieldInfo | None:

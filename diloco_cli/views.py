@@ -13,9 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from diloco_cli import simulate_text
 from diloco_cli.formats import bit_rate, count, duration, number, share, size
 from diloco_cli.island_report import IslandReport, lasting_problems
 from diloco_cli.plan import Plan
+from diloco_cli.simulate import Report
 from diloco_cli.status import StatusReport
 from diloco_runtime.clock import Clock
 
@@ -96,6 +98,30 @@ def _estimate_lines(plan: Plan) -> list[str]:
         f"checkpoints: {size(estimate.checkpoint_bytes)} per island every {estimate.checkpoint_every:g} s",
         *(f"! {warning}" for warning in estimate.warnings),
     ]
+
+
+# ---- simulate -------------------------------------------------------------------------------------------------------
+
+
+def print_simulation(report: Report) -> None:
+    """Print what a run will come to, per island and as a whole, and how other settings compare."""
+    console = _console()
+    for line in simulate_text.opening(report):
+        console.print(line)
+    console.print(_filled(simulate_text.ISLAND_COLUMNS, simulate_text.island_rows(report)))
+    for line in simulate_text.outlook(report):
+        console.print(line)
+    if report.rows:
+        console.print(_filled(simulate_text.SETTING_COLUMNS, simulate_text.setting_rows(report)))
+    for line in simulate_text.closing(report):
+        console.print(line)
+
+
+def _filled(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    table = _table(*columns, right=columns[1:-1])
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 # ---- status ---------------------------------------------------------------------------------------------------------

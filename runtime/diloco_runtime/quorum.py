@@ -78,8 +78,8 @@ class QuorumPolicy:
 
     def on_commit(self, merge: OpenMerge, in_flight: int) -> None:
         """A merge was committed: learn from who came when and who was missed."""
-        if not merge.arrivals:
-            return
+        if not merge.arrivals or len(merge.arrivals.keys() | merge.training) < 2:
+            return  # an island that is alone says nothing of how late others are
         base = max(merge.opened, min(merge.arrivals.values()))
         spread = max(0.0, max(merge.arrivals.values()) - base)
         if merge.training - merge.arrivals.keys() - merge.refused:

@@ -79,7 +79,8 @@ MUTANTS = (
         RUNTIME + "blackboard.py",
         '        return [key for key in self.store.list(self.keys.offers(seq)) if key.endswith(".json")]\n',
         "        cache = self.__dict__.setdefault('cache', {})\n"
-        "        return cache.setdefault(seq, [k for k in self.store.list(self.keys.offers(seq)) if k.endswith('.json')])\n",
+        "        found = self.store.list(self.keys.offers(seq))\n"
+        "        return cache.setdefault(seq, [key for key in found if key.endswith('.json')])\n",
     ),
     Mutant(
         "adopt a wrong version",
@@ -91,7 +92,8 @@ MUTANTS = (
         "reuse an incarnation",
         RUNTIME + "island.py",
         "        launch = self._around.launch\n        while True:\n",
-        "        launch = self._around.launch\n        if self._claim is not None:\n            return\n        while True:\n",
+        "        launch = self._around.launch\n        if self._claim is not None:\n            return\n"
+        "        while True:\n",
     ),
     Mutant(
         "rewrite an offer after it was read",

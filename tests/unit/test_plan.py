@@ -161,6 +161,7 @@ def test_the_estimate_is_what_islands_do(tmp_path: Path, islands: int, momentum:
     assert plan is not None
     run = Simulation(settings.config, LinearTask, dict.fromkeys(names, Site(1.0)))
     requests = Requests(run.bucket, [machine.link for machine in run.machines.values()])
+    watching = Requests(run.bucket, [run.laptop.link])
     run.train()
     board = run.observer()
     assert run.run_until(lambda: board.read_commit(last + 2) is not None, 2000.0)
@@ -177,6 +178,7 @@ def test_the_estimate_is_what_islands_do(tmp_path: Path, islands: int, momentum:
     background = plan.background_per_second - _supervision(islands, settings.config.sync)
     expected = (plan.writes + plan.reads) / plan.inner_steps + background
     assert requests.total() / seconds == pytest.approx(expected, rel=0.1)
+    assert watching.total() / seconds == pytest.approx(_supervision(islands, settings.config.sync), rel=0.1)
 
 
 def test_bf16_halves_the_offers_and_nothing_else(tmp_path: Path) -> None:

@@ -157,6 +157,18 @@ def test_who_was_refused_or_was_not_expected_was_not_missed() -> None:
     assert made.window(in_flight=1) > 0.1
 
 
+def test_an_island_that_was_alone_teaches_nothing_about_others() -> None:
+    """Or whoever comes back would be late for a window that shrank meanwhile, merge after merge."""
+    fresh, seasoned, alone = policy(), policy(), frozenset({"iowa"})
+    seasoned.on_commit(merge({"iowa": 100.0, "tokyo": 102.0}, training=frozenset({"iowa", "tokyo"})), 1)
+    for made in (fresh, seasoned):
+        before = made.window(1)
+        assert before > 0.5
+        for _ in range(100):
+            made.on_commit(merge({"iowa": 100.0}, training=alone), 1)
+        assert made.window(1) == before
+
+
 def test_an_empty_commit_teaches_nothing() -> None:
     made = policy(period=8.0)
     made.on_commit(merge({}), in_flight=1)

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from diloco_cli.app import app
+from diloco_cli.assumptions import IslandAssumptions, SimulateTable
 from diloco_cli.exit_codes import MEANINGS
 from diloco_cli.spec import IslandTable, ProviderTable, RunTable, Spec, load_spec
 from diloco_runtime.config import DataConfig, InnerConfig, ModelConfig, OuterConfig, SyncConfig
@@ -26,6 +27,7 @@ TABLES = {
     "outer": OuterConfig,
     "sync": SyncConfig,
     "provider": ProviderTable,
+    "simulate": SimulateTable,
     "islands.north": IslandTable,
 }
 MODULES = ("diloco_cli", "runtime/diloco_runtime", "examples", "bench")
@@ -176,13 +178,14 @@ def test_the_spec_shows_every_key_in_its_table() -> None:
     assert tables == TABLES.keys()
     for table, model in TABLES.items():
         active = given["islands"]["north"] if table == "islands.north" else given[table]
-        hidden = set(re.findall(r"^# (?:(\w+) =|\[model\.(\w+)\])", text[table], re.M))
+        hidden = set(re.findall(r"^# (?:(\w+) =|\[[\w.]+\.(\w+)\])", text[table], re.M))
         hidden = {key or subtable for key, subtable in hidden}
         assert active.keys() | hidden == model.model_fields.keys(), f"[{table}]"
         assert not active.keys() & hidden
         for key in hidden:
             # What TOML cannot say: absent.
-            assert model.model_fields[key].get_default(call_default_factory=True) in (None, {}), f"[{table}] {key}"
+            default = model.model_fields[key].get_default(call_default_factory=True)
+            assert default in (None, {}, IslandAssumptions()), f"[{table}] {key}"
 
 
 def test_the_presets_are_those_of_the_code(tmp_path: Path) -> None:
