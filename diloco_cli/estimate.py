@@ -96,7 +96,7 @@ def make_estimate(spec: Spec, table: Sequence[Fragment]) -> Estimate | None:
         down_bytes=islands * offer + islands * params,
         writes=_writes(islands, bool(config.outer.momentum)),
         reads=_reads(islands),
-        background_per_second=_background(islands, period, config.sync) + _supervision(islands, config.sync),
+        background_per_second=_background(islands, period, config.sync) + supervision(islands, config.sync),
         syncer_down_gbits=down,
         syncer_up_gbits=up,
         checkpoint_bytes=MOMENTS_BYTES[config.inner.optimizer] * total,
@@ -129,7 +129,7 @@ def _background(islands: int, period: float, sync: SyncConfig) -> float:
     return learners + syncers + peers + agents + checkpoints
 
 
-def _supervision(islands: int, sync: SyncConfig) -> float:
+def supervision(islands: int, sync: SyncConfig) -> float:
     """Return the requests per second of a supervisor: its looks, a listing in every twentieth, its heartbeat."""
     look = min(1.0, sync.heartbeat_every / 2)
     return (6 + 2 * islands + 0.05) / look + 1 / sync.heartbeat_every

@@ -21,6 +21,10 @@ from diloco_cli.spec import Spec, load_spec
 COMMITS = 1000
 """Outer steps of a forecast that are simulated one by one."""
 
+STEPS = 2_000_000
+"""Inner steps, all islands together, that are simulated one by one at most: half a minute, also where links are so full
+that thousands of steps pass between two outer ones."""
+
 STEPS_PER_ROW = 90_000
 """Inner steps, all islands together, after which one row of the table of settings is good enough."""
 
@@ -191,7 +195,7 @@ def show(path: str, seed: int, commits: int, plot: str | None, json: bool) -> No
 def simulate(spec: Spec, seed: int, commits: int = COMMITS) -> Report:
     """Forecast a spec's run. Raises `SpecError` when the size of its model is not known."""
     case = make_case(spec, seed)
-    outcome, found = forecast(spec, case, Window(commits=commits))
+    outcome, found = forecast(spec, case, Window(commits=commits, steps=STEPS))
     rows = compare(spec, case)
     return Report(
         run=spec.name,

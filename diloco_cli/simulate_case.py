@@ -8,8 +8,7 @@ from typing import Any
 
 from diloco_cli.assumptions import IslandAssumptions, SimulateTable
 from diloco_cli.errors import SpecError
-from diloco_cli.estimate import CODEC_BYTES, FP32_BYTES, MOMENTS_BYTES, gpt_parameters
-from diloco_cli.estimate import _supervision as supervision_requests
+from diloco_cli.estimate import CODEC_BYTES, FP32_BYTES, MOMENTS_BYTES, gpt_parameters, supervision
 from diloco_cli.island_watch import Limits
 from diloco_cli.simulation.forecast import Forecast, Outcome, Window
 from diloco_cli.simulation.forecast_failures import Loss, RandomLosses, RecordedLosses
@@ -116,8 +115,8 @@ def forecast(spec: Spec, case: Case, window: Window) -> tuple[Outcome, Result]:
     outcome = Forecast(case, _losses(case)).run(window)
     totals = at_budget(outcome, case)
     reached = totals.credited >= 0.999 * float(case.config.tokens) * case.sizes.parameters
-    supervision = supervision_requests(len(case.places), case.config.sync)
-    return outcome, result(totals, case, _prices(spec.simulate), reached, supervision)
+    watching = supervision(len(case.places), case.config.sync)
+    return outcome, result(totals, case, _prices(spec.simulate), reached, watching)
 
 
 def replay(

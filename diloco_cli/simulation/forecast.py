@@ -38,6 +38,8 @@ class Window:
 
     commits: int | None = None
     """Outer steps that are simulated one by one; those in skipped stretches do not count."""
+    steps: int | None = None
+    """Inner steps, of all islands together, that are simulated one by one."""
     seconds: float | None = None
     """Of the calendar, skipped stretches included."""
     skip: bool = True
@@ -80,7 +82,7 @@ class Outcome:
     """A forecast that has ended."""
 
     why: str
-    """"budget", "commits", "seconds", or "stalled": no commit for as long as a supervisor waits."""
+    """"budget", "commits", "steps", "seconds", or "stalled": no commit for as long as a supervisor waits."""
     warm: Totals
     """When every island had trained and some cycles more were over; the begin when it did not come to that."""
     end: Totals
@@ -237,4 +239,6 @@ class Forecast:
                 return "budget"
             if window.commits is not None and commits >= window.commits:
                 return "commits"
+            if window.steps is not None and self._timeline.steps >= window.steps:
+                return "steps"
         return "stalled" if self._timeline.now - self._newest > self._case.limits.stalled_after else ""

@@ -16,6 +16,8 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.steps = 0
+        """Inner steps so far, counted by the learners."""
         self._due: list[tuple[float, int, Call, tuple[Any, ...]]] = []
         self._order = itertools.count()
 

@@ -91,6 +91,7 @@ class LearnerLife:
         work, logic = self.work, self.logic
         work.busy += seconds
         work.steps += 1
+        self._timeline.steps += 1
         self.step_seconds = self.follower.step_seconds = smooth(self.step_seconds, seconds)
         logic.on_step(self._station.place.tokens)
         if self.follower.called > logic.called:

@@ -253,3 +253,10 @@ def test_losses_are_the_same_whatever_else_is_set() -> None:
     one = run(case(1.0, 1.0), mtbf=0.5, seconds=2000.0).losses
     other = run(case(1.0, 1.0, sync={"sync_every": 96}), mtbf=0.5, seconds=2000.0).losses
     assert one[0] == other[0]
+
+
+def test_inner_steps_are_a_limit_where_links_are_so_full_that_outer_steps_are_rare() -> None:
+    thin = case(0.1, up_gbits=0.004, down_gbits=10.0)
+    outcome = run(thin, commits=1_000_000, steps=20_000, skip=False)
+    assert outcome.why == "steps"
+    assert outcome.end.islands["a"].steps == pytest.approx(20_000, rel=0.05)

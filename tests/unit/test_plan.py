@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.estimate import Estimate, _supervision, gpt_parameters
+from diloco_cli.estimate import Estimate, gpt_parameters, supervision
 from diloco_cli.plan import Existing, make_plan
 from diloco_cli.simulation.run import Simulation, Site
 from diloco_cli.simulation.storage import Bucket, Link
@@ -175,10 +175,10 @@ def test_the_estimate_is_what_islands_do(tmp_path: Path, islands: int, momentum:
     for way, planned in enumerate((plan.up_bytes, plan.down_bytes)):
         parameters = moved["params"][way] + moved["momentum"][way]
         assert moved["delta"][way] * plan.offer_bytes + parameters * params == planned
-    background = plan.background_per_second - _supervision(islands, settings.config.sync)
+    background = plan.background_per_second - supervision(islands, settings.config.sync)
     expected = (plan.writes + plan.reads) / plan.inner_steps + background
     assert requests.total() / seconds == pytest.approx(expected, rel=0.1)
-    assert watching.total() / seconds == pytest.approx(_supervision(islands, settings.config.sync), rel=0.1)
+    assert watching.total() / seconds == pytest.approx(supervision(islands, settings.config.sync), rel=0.1)
 
 
 def test_bf16_halves_the_offers_and_nothing_else(tmp_path: Path) -> None:
