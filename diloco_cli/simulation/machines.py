@@ -1,31 +1,24 @@
-"""Machines of the world: an island's real agent with its real learner and syncer, and the real supervisor.
+"""Machines of the world: an island's real agent with its real learner and syncer.
 
-The processes of `diloco_runtime` and of `diloco train`, each started as the program starts it, over virtual time. What
+The processes of `diloco_runtime`, each started as the program starts it, over virtual time. What
 this module brings along is only what an operating system would: children, exit codes, signals, local status files.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diloco_cli.claim import Body, Claim
-from diloco_cli.errors import AnotherSupervisor
-from diloco_cli.looking import ProcessSight
-from diloco_cli.runs import Run
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
 from diloco_cli.simulation.storage import Link, Memory
-from diloco_cli.simulation.world import Process, World, WorldClock, WorldNonces
-from diloco_cli.spec import Island as IslandSpec
-from diloco_cli.spec import Spec
-from diloco_cli.supervision import End
-from diloco_cli.supervisor import TICK, Supervisor
+from diloco_cli.simulation.world import Process, World
 from diloco_runtime.agent_logic import Child
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.config import RunConfig
-from diloco_runtime.errors import DilocoError, StoreUnavailable
+from diloco_runtime.errors import DilocoError
 from diloco_runtime.fragments import table_of
 from diloco_runtime.identity import Identity
 from diloco_runtime.island import Agent, keep_beating, look_after, say_goodbye
@@ -33,7 +26,7 @@ from diloco_runtime.launch import Exit, Launch, Surroundings, exit_code, patient
 from diloco_runtime.learner import Life
 from diloco_runtime.learner_main import turn
 from diloco_runtime.life import Birth, Engine
-from diloco_runtime.records import LearnerStatus, RunRecord, SupervisorRecord, SyncerStatus
+from diloco_runtime.records import LearnerStatus, SyncerStatus
 from diloco_runtime.store import ObjectStore
 from diloco_runtime.store_counting import CountingStore
 from diloco_runtime.syncer import Syncer
@@ -254,106 +247,3 @@ class Children:
 
     def syncer(self) -> SyncerStatus | None:
         return self._syncer
-
-
-class Provider:
-    """Islands on machines of the world, as a supervisor starts and sees them."""
-
-    def __init__(self, machines: Mapping[str, Machine]) -> None:
-        self._machines = machines
-
-    def sights(self) -> Mapping[str, ProcessSight]:
-        found = {}
-        for name, machine in self._machines.items():
-            alive = machine.processes()
-            agent = alive.pop("agent", None)
-            if agent is not None or alive:
-                found[name] = ProcessSight(agent.pid if agent is not None else None, len(alive))
-        return found
-
-    def exit_status(self, name: str, pid: int | None) -> int | None:
-        agent = self._machines[name].agent
-        return agent.exit_code if agent is not None and agent.pid == pid else None
-
-    def start(self, island: IslandSpec) -> int:
-        return self._machines[island.name].start().pid
-
-    def end(self, name: str, force: bool) -> None:
-        alive = self._machines[name].processes()
-        if force:
-            for process in alive.values():
-                process.kill()
-        elif "agent" in alive:
-            alive["agent"].terminate()
-        else:
-            for process in alive.values():
-                process.terminate()
-
-
-@dataclass
-class Laptop:
-    """Where the supervisor runs."""
-
-    setting: Setting
-    spec: Spec
-    record: RunRecord
-    link: Link
-    clock: WorldClock
-    machines: Mapping[str, Machine]
-    process: Process | None = None
-    earlier: list[Process] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    """What supervisors told people, each line with its time."""
-    ends: list[End] = field(default_factory=list)
-    """How supervisions of this run came to their end."""
-
-    def board(self) -> Blackboard:
-        """Return a way to the blackboard of its own."""
-        return self.setting.board(self.link, self.clock)
-
-    def train(self) -> Process:
-        """Start `diloco train`; an earlier one may still be there."""
-        if self.process is not None:
-            self.earlier.append(self.process)
-        self.process = self.setting.world.process("train", self._supervise)
-        return self.process
-
-    def _gone(self, record: SupervisorRecord, me: Identity) -> bool:
-        others = (*self.earlier, *([self.process] if self.process is not None else []))
-        return record.ended or not any(other.alive for other in others if other.pid == record.pid)
-
-    def _supervise(self) -> int:
-        world, period = self.setting.world, self.setting.config.sync.heartbeat_every
-        me = world.current()
-        identity = Identity(HOST, me.pid, me.started)
-        leaving = self.clock.signal()
-        me.on_terminate = leaving.set
-        run = Run(self.spec, self.record, self.board(), self.clock)
-        claim = Claim(run.board, self.board(), self.clock, identity, period, self._gone, self._beside)
-        supervisor = Supervisor(run, Provider(self.machines), claim, identity, self._say)
-        try:
-            supervisor.start()
-            end: End | None = None
-            while end is None and not leaving.is_set():
-                end = supervisor.tick()
-                if end is None:
-                    leaving.wait(TICK)
-            if end is not None:
-                self.ends.append(end)
-        except AnotherSupervisor as error:
-            self._say(str(error))
-            return 7
-        except (StoreUnavailable, DilocoError) as error:
-            self._say(f"supervision ended: {error}")
-            return 1
-        finally:
-            if me.alive:
-                supervisor.close()
-        return 0
-
-    def _beside(self, body: Body) -> Callable[[float], None]:
-        self.setting.world.thread(body)
-        return lambda _: None
-
-    def _say(self, line: str) -> None:
-        self.said.append(f"{self.setting.world.now:.1f} {line}")

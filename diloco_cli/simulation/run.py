@@ -8,9 +8,11 @@ from pathlib import Path
 
 import diloco_runtime
 from diloco_cli.runs import Run
-from diloco_cli.simulation.machines import Laptop, Machine, Setting
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
+from diloco_cli.simulation.laptop import Laptop
+from diloco_cli.simulation.machines import Machine, Setting
 from diloco_cli.simulation.storage import Bucket, Lane, Link
-from diloco_cli.simulation.world import World, WorldClock, WorldNonces
+from diloco_cli.simulation.world import World
 from diloco_cli.spec import Island, ProviderTable, Spec
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.config import RunConfig

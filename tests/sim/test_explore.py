@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from tests.sim.explore import LEAST_COMMITS, Tally, describe_failure, explore
+from tests.sim.explore import Tally, describe_failure, explore
 from tests.sim.faults import KINDS
+from tests.sim.schedules import LEAST_COMMITS
 
 SCHEDULES = 80
 

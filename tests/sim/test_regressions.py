@@ -6,8 +6,9 @@ import pytest
 
 from diloco_cli.simulation.run import Site
 from diloco_runtime.config import RunConfig
-from tests.sim.explore import LEAST_COMMITS, Schedule, run_schedule
 from tests.sim.faults import Fault
+from tests.sim.playing import run_schedule
+from tests.sim.schedules import LEAST_COMMITS, Schedule
 from tests.support.tasks import TinyTask
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from diloco_cli.simulation.world import World, WorldClock, WorldNonces
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
+from diloco_cli.simulation.world import World
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.data_cursor import AHEAD, DataCursor, Slice, UnitClaimer
 from diloco_runtime.records import Position

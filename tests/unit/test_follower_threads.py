@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
 from diloco_cli.simulation.storage import ALL_VERBS, CALM, Bucket, Lane, Link, Trouble
-from diloco_cli.simulation.world import World, WorldClock, WorldNonces
+from diloco_cli.simulation.world import World
 from diloco_runtime.clock import SystemClock
 from diloco_runtime.follower import run_follower
 from diloco_runtime.store import ObjectStore

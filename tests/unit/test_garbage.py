@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.simulation.world import World, WorldClock, WorldNonces
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
+from diloco_cli.simulation.world import World
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.garbage import collect, collectable, is_pinned
 from diloco_runtime.keys import version_at

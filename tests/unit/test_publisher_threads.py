@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from diloco_cli.simulation.clocks import WorldClock, WorldNonces
 from diloco_cli.simulation.storage import ALL_VERBS, CALM, Bucket, Lane, Link, Trouble
-from diloco_cli.simulation.world import World, WorldClock, WorldNonces
+from diloco_cli.simulation.world import World
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemClock
 from diloco_runtime.codec import decode_fragment
