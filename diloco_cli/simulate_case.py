@@ -9,12 +9,12 @@ from typing import Any
 from diloco_cli.assumptions import IslandAssumptions, SimulateTable
 from diloco_cli.errors import SpecError
 from diloco_cli.estimate import CODEC_BYTES, FP32_BYTES, MOMENTS_BYTES, gpt_parameters, supervision
-from diloco_cli.island_watch import Limits
 from diloco_cli.simulation.forecast import Forecast, Outcome, Window
 from diloco_cli.simulation.forecast_failures import Loss, RandomLosses, RecordedLosses
 from diloco_cli.simulation.forecast_result import Prices, Result, at_budget, result
 from diloco_cli.simulation.forecast_scene import Case, Place, Sizes, even_table
 from diloco_cli.spec import Spec
+from diloco_cli.supervisor import limits_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ def make_case(spec: Spec, seed: int, assumed: Mapping[str, IslandAssumptions] | 
         Place(island.name, island.batch_size * per_sample, (assumed or {}).get(island.name, island.assumed))
         for island in spec.islands
     )
-    return Case(config, sizes_of(spec, parameters, config.sync.fragments), places, limits_of(spec), seed)
+    return Case(
+        config, sizes_of(spec, parameters, config.sync.fragments), places, limits_of(spec.provider, config.sync), seed
+    )
 
 
 def sizes_of(spec: Spec, parameters: int, fragments: int) -> Sizes:
@@ -64,18 +66,6 @@ def sizes_of(spec: Spec, parameters: int, fragments: int) -> Sizes:
         params=params,
         momentum=params if config.outer.momentum else 0.0,
         checkpoint=float(MOMENTS_BYTES[config.inner.optimizer] * parameters),
-    )
-
-
-def limits_of(spec: Spec) -> Limits:
-    provider, sync = spec.provider, spec.config.sync
-    return Limits(
-        heartbeat_every=sync.heartbeat_every,
-        dead_after_reads=sync.dead_after_reads,
-        max_restarts=provider.max_restarts,
-        relaunch_after=provider.relaunch_after,
-        replace_frozen_after=provider.replace_frozen_after,
-        stalled_after=provider.stalled_after,
     )
 
 

@@ -13,9 +13,10 @@ from diloco_cli.island_report import Scene
 from diloco_cli.island_watch import Limits
 from diloco_cli.looking import Look, Observer, ProcessSight
 from diloco_cli.runs import Run, place, request_stop
-from diloco_cli.spec import Island
+from diloco_cli.spec import Island, ProviderTable
 from diloco_cli.status import StatusReport, build_report
 from diloco_cli.supervision import LEAVE_WAIT, Action, End, Launch, Signal, StopRun, Supervision
+from diloco_runtime.config import SyncConfig
 from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.identity import Identity
 from diloco_runtime.records import LaunchIntent
@@ -30,9 +31,8 @@ SLOWEST_LOOK = 1.0
 """Seconds between looks at the blackboard at most: the display should not lag behind."""
 
 
-def limits_of(run: Run) -> Limits:
-    """Return how patient to be, from the run's settings and the spec's provider table."""
-    provider, sync = run.spec.provider, run.config.sync
+def limits_of(provider: ProviderTable, sync: SyncConfig) -> Limits:
+    """Return how patient to be, from the spec's provider table and the run's settings."""
     return Limits(
         heartbeat_every=sync.heartbeat_every,
         dead_after_reads=sync.dead_after_reads,
@@ -73,7 +73,9 @@ class Supervisor:
         self._names = run.spec.island_names
         self._islands = {island.name: island for island in run.spec.islands}
         self._observer = Observer(run.board, run.clock, self._names, provider.sights)
-        self._machine = Supervision(self._names, limits_of(run), me.host, run.clock.monotonic())
+        self._machine = Supervision(
+            self._names, limits_of(run.spec.provider, run.config.sync), me.host, run.clock.monotonic()
+        )
         self._launches: dict[str, int] = {}
         self._given_up: tuple[str, ...] = ()
         self._look: Look | None = None

@@ -20,8 +20,8 @@ from diloco_cli.simulation.forecast_traffic import Station, keep_checkpointing
 from diloco_cli.supervisor import TICK
 from diloco_runtime.agent_logic import AgentLogic
 from diloco_runtime.island import TURN
+from diloco_runtime.pace import STANDBY_POLL
 from diloco_runtime.records import HeartbeatRecord, LearnerStatus, SyncerStatus
-from diloco_runtime.syncer import STANDBY_POLL
 
 IDENTITY_EVERY = 5.0
 """Seconds between two readings of `run.json` by each process that writes."""

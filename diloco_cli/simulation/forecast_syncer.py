@@ -16,12 +16,12 @@ from diloco_runtime.duty import Duty
 from diloco_runtime.garbage import collectable
 from diloco_runtime.keys import version_before
 from diloco_runtime.liveness import Peers
+from diloco_runtime.pace import DUTY_POLL, STANDBY_POLL
 from diloco_runtime.quorum import OpenMerge, QuorumPolicy
 from diloco_runtime.records import CommitRecord, OfferEntry
-from diloco_runtime.syncer import FASTEST_POLL, POLLS_PER_PERIOD, SLOWEST_POLL, STANDBY_POLL
 
-LOOK_READS = 3
-"""Requests of a look at the peers besides one per island: supervisor, control, now and then a listing or a claim."""
+LOOK_READS = 2
+"""Requests of a look at the peers besides one per island: the next supervisor record, the next control record."""
 
 
 @dataclass
@@ -123,8 +123,7 @@ class Syncers:
     # ---- the one on duty --------------------------------------------------------------------------------------------
 
     def _poll_seconds(self, now: float) -> float:
-        quiet = max(self._policy.period or 1.0, now - self._since)
-        return min(SLOWEST_POLL, max(FASTEST_POLL, quiet / POLLS_PER_PERIOD))
+        return DUTY_POLL.seconds(self._policy.period or 1.0, now - self._since)
 
     def _merge_on(self, station: Station) -> Body:
         """Turn after turn, as `Syncer._turn`: log, peers, call, offers, decision, garbage."""

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from diloco_cli.simulation.forecast_events import Body, Link, Process, Timeline, Transfer
 from diloco_cli.simulation.forecast_scene import NOWHERE, Board, Case, Place
 from diloco_runtime.learner_logic import Offer, smooth
+from diloco_runtime.pace import LEARNER_POLL, checkpoint_seconds, learner_period
 from diloco_runtime.records import CommitRecord, OfferEntry
-
-# Those of `diloco_runtime.follower` and `diloco_runtime.learner`, which import torch; a test compares them.
-POLLS_PER_PERIOD, FASTEST_POLL, SLOWEST_POLL = 10, 0.02, 1.0
-CHECKPOINT_SHARE, FIRST_STEP = 20.0, 0.1
 
 
 @dataclass
@@ -87,7 +84,7 @@ class Follower:
         self.head = self.called = head
         self.ready: list[CommitRecord] = []
         """Commits whose parameters are here, in order."""
-        self.step_seconds = FIRST_STEP
+        self.step_seconds: float | None = None
         """The learner's inner step, as it measures it."""
         self.commit_seconds: float | None = None
         self.bandwidth: float | None = None
@@ -97,14 +94,12 @@ class Follower:
         self._process: Process | None = None
 
     def cycle(self) -> float:
-        """Return the seconds from one look that finds nothing to the next, as `Learner._poll_seconds` and
-        `run_follower` pace them."""
-        period = self.step_seconds * self._station.case.period_steps
-        if self.commit_seconds is not None:
-            period = min(period, self.commit_seconds)
-        quiet = self._station.timeline.now - self._heard
-        pause = min(SLOWEST_POLL, max(FASTEST_POLL, period / POLLS_PER_PERIOD, quiet / POLLS_PER_PERIOD))
-        return pause + 2 * self._station.place.assumed.latency
+        """Return the seconds from one look that finds nothing to the next."""
+        period = learner_period(self.step_seconds, self._station.case.period_steps, self.commit_seconds)
+        return (
+            LEARNER_POLL.seconds(period, self._station.timeline.now - self._heard)
+            + 2 * self._station.place.assumed.latency
+        )
 
     def hint(self) -> None:
         """Something was created on the blackboard: the next poll finds it."""
@@ -244,7 +239,7 @@ def keep_checkpointing(station: Station) -> Body:
     least, size, took = station.case.config.sync.checkpoint_every, station.case.sizes.checkpoint, 0.0
     while True:
         # What the last one took passed since the copy was made.
-        yield max(0.0, max(least, CHECKPOINT_SHARE * took) - took)
+        yield max(0.0, checkpoint_seconds(least, took) - took)
         began = station.timeline.now
         yield station.read()
         yield station.upload(size)

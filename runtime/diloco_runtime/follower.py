@@ -15,14 +15,9 @@ from diloco_runtime.data_cursor import UnitClaimer
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.keys import fragment_of
 from diloco_runtime.learner_logic import smooth
+from diloco_runtime.pace import LEARNER_POLL
 from diloco_runtime.records import CommitRecord, Fragment
 from diloco_runtime.snapshot import fetch_params
-
-POLLS_PER_PERIOD = 10
-"""Looks within one fragment period, or within the time since the last news if that is longer."""
-
-FASTEST_POLL, SLOWEST_POLL = 0.02, 1.0
-"""Bounds of the seconds between two looks."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,8 @@ class Follower:
         self.news = clock.signal()
         """Set whenever there is something new for the learner."""
         self.called = head.seq
-        self.poll_seconds = 0.1
+        self.period = 0.0
+        """Seconds of the fragment period that polls go by; the learner tells it."""
         self.commit_seconds: float | None = None
         """Moving average of the time between two commits, as they are seen: the pace of the run."""
         self._commit_seen: float | None = None
@@ -165,10 +161,7 @@ class Follower:
 
 
 def run_follower(follower: Follower, clock: Clock, stopped: Signal) -> None:
-    """Follow until told to stop; an outage or an unreadable object is reported, tried again, and stops nothing.
-
-    The longer nothing happens, the less exactly its end needs to be known: a run that stands still is polled rarely.
-    """
+    """Follow until told to stop; an outage or an unreadable object is reported, tried again, and stops nothing."""
     failures, heard = 0, clock.monotonic()
     while not stopped.is_set():
         try:
@@ -180,5 +173,4 @@ def run_follower(follower: Follower, clock: Clock, stopped: Signal) -> None:
         if news:
             heard = clock.monotonic()
         else:
-            quiet = (clock.monotonic() - heard) / POLLS_PER_PERIOD
-            clock.sleep(max(follower.poll_seconds, min(SLOWEST_POLL, quiet)))
+            clock.sleep(LEARNER_POLL.seconds(follower.period, clock.monotonic() - heard))

@@ -18,10 +18,11 @@ from diloco_runtime.codec import all_finite, roundtrip
 from diloco_runtime.config import RunConfig
 from diloco_runtime.data_cursor import DataCursor
 from diloco_runtime.errors import CorruptObject
-from diloco_runtime.follower import FASTEST_POLL, POLLS_PER_PERIOD, SLOWEST_POLL, Follower, Ready
+from diloco_runtime.follower import Follower, Ready
 from diloco_runtime.fragments import read_fragment, trained_parameters, write_fragment
 from diloco_runtime.inner import build_optimizer, learning_rate, take_step
 from diloco_runtime.learner_logic import LearnerLogic, Offer, smooth
+from diloco_runtime.pace import checkpoint_seconds, learner_period
 from diloco_runtime.publisher import CheckpointJob, OfferJob, Publisher
 from diloco_runtime.records import CheckpointRecord, Fragment, LearnerStatus, PayloadRef
 from diloco_runtime.task import Task
@@ -34,10 +35,6 @@ IDLE_WAIT = 0.25
 
 LEAVE_POLL = 0.05
 """Seconds between looks whether the last uploads are done."""
-
-CHECKPOINT_SHARE = 20.0
-"""A checkpoint is made at most every so many times as long as the last one took to upload: a model whose moments are
-gigabytes must not spend its uplink on them."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,8 @@ class Learner:
         self._step_seconds = smooth(self._step_seconds, ended - started)
         gap = ended - (self._step_ended if self._step_ended is not None else started)
         self._step_ended = ended
-        self._follower.poll_seconds = self._poll_seconds()
+        steps = self._life.config.sync.sync_every / len(self._life.table)
+        self._follower.period = learner_period(self._step_seconds, steps, self._follower.commit_seconds)
         status = self.status
         self.status = status.model_copy(
             update={
@@ -177,15 +175,6 @@ class Learner:
             }
         )
 
-    def _poll_seconds(self) -> float:
-        """Look ten times per fragment period, this learner's own or the run's: the fastest learner calls, and a slow
-        one that looked at its own pace would hear of it too late."""
-        sync = self._life.config.sync
-        period = (self._step_seconds or 0.1) * sync.sync_every / len(self._life.table)
-        if self._follower.commit_seconds is not None:
-            period = min(period, self._follower.commit_seconds)
-        return min(SLOWEST_POLL, max(FASTEST_POLL, period / POLLS_PER_PERIOD))
-
     # ---- call, offer, adopt -------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
@@ -197,7 +186,7 @@ class Learner:
         if self._publisher.offers_waiting():
             early = 0.0  # one upload at a time: a snapshot that waits in the outbox only grows old
         self._offer(self._logic.offers(early))
-        every = max(self._life.config.sync.checkpoint_every, CHECKPOINT_SHARE * self._publisher.checkpoint_seconds)
+        every = checkpoint_seconds(self._life.config.sync.checkpoint_every, self._publisher.checkpoint_seconds)
         if self._clock.monotonic() - self._checkpointed >= every:
             self.checkpoint()
 

@@ -18,19 +18,13 @@ from diloco_runtime.duty import Duty
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.garbage import collect
 from diloco_runtime.liveness import Peers
+from diloco_runtime.pace import DUTY_POLL, STANDBY_POLL
 from diloco_runtime.peers import PeerReader
 from diloco_runtime.quorum import OpenMerge, QuorumPolicy
 from diloco_runtime.records import CommitRecord, ControlRecord, Fragment, SyncerStatus
 
 if TYPE_CHECKING:
     from diloco_runtime.merging import Decision, Draft, Merging, OfferBook
-
-POLLS_PER_PERIOD = 20
-"""How often the syncer on duty looks within one fragment period, or within the time since the last commit if that is
-longer."""
-
-FASTEST_POLL, SLOWEST_POLL, STANDBY_POLL = 0.02, 0.5, 1.0
-"""Seconds between looks: bounds on duty, and of a standby."""
 
 GARBAGE_BACKLOG = 4
 """Commits whose garbage may wait while the next commit is on its way."""
@@ -149,7 +143,7 @@ class Syncer:
 
     def _poll_seconds(self, now: float) -> float:
         quiet = now - self._committed if self._committed is not None else 0.0
-        return min(SLOWEST_POLL, max(FASTEST_POLL, max(self._policy.period or 1.0, quiet) / POLLS_PER_PERIOD))
+        return DUTY_POLL.seconds(self._policy.period or 1.0, quiet)
 
     def _problem(self) -> str:
         unreadable = self._book.unreadable if self._book is not None else {}

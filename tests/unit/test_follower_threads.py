@@ -38,7 +38,6 @@ def test_the_learners_thread_never_waits_for_a_download(nonces) -> None:
     box = Inbox(clock, nonces)
     gate = Gate(box.store)
     follower, _ = follower_of(box.log, gate, clock, nonces)
-    follower.poll_seconds = 0.005
     thread = threading.Thread(target=run_follower, args=(follower, clock, stopped), daemon=True)
     thread.start()
     box.log.grow(2)
@@ -103,14 +102,33 @@ def test_a_damaged_object_is_said_and_tried_again() -> None:
 
 def test_it_looks_as_often_as_it_is_told() -> None:
     distant = Distant(latency=0.0)
-    distant.world.run(10.0)
-    distant.follower.poll_seconds = 2.0
-    distant.world.run(20.5)
+    distant.follower.period = 5.0
+    distant.world.run(2.02)
     distant.log.grow()
-    distant.world.run(20.6)
+    distant.world.run(2.48)
     assert distant.take() == []
-    distant.world.run(22.6)
+    distant.world.run(2.52)
     assert distant.take() == [(1, 1.0)]
+
+
+def test_the_longer_nothing_happens_the_more_rarely_it_looks() -> None:
+    distant, looks = Distant(latency=0.0), []
+    head = distant.log.board.keys.log(1)
+    distant.link.trap = lambda when, verb, key: (
+        looks.append(distant.world.now) if (when, key) == ("after", head) else None
+    )
+    distant.follower.period = 0.2
+    distant.world.run(60.0)
+    gaps = {before: after - before for before, after in zip(looks, looks[1:], strict=False)}
+    for before, gap in gaps.items():
+        assert gap == pytest.approx(min(1.0, max(0.02, before / 10.0)), rel=0.01), f"at {before}"
+    distant.log.grow()
+    distant.world.run(62.0)
+    assert distant.take() == [(1, 1.0)]
+    looks.clear()
+    head = distant.log.board.keys.log(2)
+    distant.world.run(63.0)
+    assert looks[0] < 62.2 and looks[1] - looks[0] < 0.2, "news make it look often again"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from diloco_cli.simulation import forecast_traffic
 from diloco_cli.simulation.forecast_events import Body, Link, Nap, Process, Timeline, Transfer
 from diloco_cli.simulation.forecast_failures import RandomLosses
-from diloco_runtime import follower, learner
 
 
 def test_transfers_share_a_link_equally() -> None:
@@ -55,9 +53,3 @@ def test_the_mean_time_between_losses_is_the_assumed_one() -> None:
         now = losses.pop().at
     assert losses.next_time() == math.inf, "b is never lost"
     assert now / count == pytest.approx(7200.0, rel=0.07)
-
-
-def test_the_constants_are_those_of_the_runtime() -> None:
-    mine = (forecast_traffic.POLLS_PER_PERIOD, forecast_traffic.FASTEST_POLL, forecast_traffic.SLOWEST_POLL)
-    assert mine == (follower.POLLS_PER_PERIOD, follower.FASTEST_POLL, follower.SLOWEST_POLL)
-    assert forecast_traffic.CHECKPOINT_SHARE == learner.CHECKPOINT_SHARE
