@@ -165,8 +165,8 @@ class Link:
     """Seconds after which an operation that nobody answers fails."""
     trouble: Trouble = CALM
     trap: Trap | None = None
-    failed_at: float = float("-inf")
-    """When an operation failed last."""
+    unwell_until: float = float("-inf")
+    """When an operation failed last, or until when the link is slower than usual."""
 
     def __post_init__(self) -> None:
         self.url = self.bucket.url
@@ -181,7 +181,7 @@ class Link:
         return lane.free_at - self.world.now
 
     def _failure(self, what: str) -> StoreUnavailable:
-        self.failed_at = self.world.now
+        self.unwell_until = max(self.unwell_until, self.world.now)
         return StoreUnavailable(what)
 
     def _chance(self, share: float) -> bool:

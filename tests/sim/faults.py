@@ -230,6 +230,7 @@ def _slow_link(latency: float, bandwidth: float) -> Injection:
         link = scene.machine(fault).link
         usual = scene.usual.setdefault(f"link of {fault.island}", (link.latency, link.up.bandwidth))
         link.latency, link.up.bandwidth = usual[0] + latency, bandwidth
+        link.unwell_until = max(link.unwell_until, scene.simulation.world.now + fault.seconds + usual[0] + latency)
 
         def mend() -> None:
             link.latency, link.up.bandwidth = usual

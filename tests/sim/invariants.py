@@ -38,7 +38,8 @@ PURGE_SECONDS = IDENTITY_TRUSTED_SECONDS
 """A purged run may be written to for this long, and as long as a fenced life may write, by who looked before."""
 
 HUNG_PERIODS = 4.0
-"""Heartbeat periods beyond `dead_after_reads` after which everybody must have noticed that a syncer hangs."""
+"""Heartbeat periods after which everybody must have noticed that a syncer hangs, beyond the two for each of
+`dead_after_reads`: standbys look every other period."""
 
 STAIRS = 0.2
 """Least share of looks at a learner between two commits at which its learning rate must have moved on."""
@@ -213,9 +214,10 @@ class Watch:
         if commit.successor == commit.author or syncer is None or not syncer.frozen:
             return
         author = self._simulation.machines[commit.author]
-        watched = max(author.link.failed_at, *(p.running_since for p in author.processes().values()))
-        hung = self._simulation.world.now - max(watched, syncer.frozen_since)
-        if hung > self._beat * (HUNG_PERIODS + self._simulation.config.sync.dead_after_reads):
+        now = self._simulation.world.now
+        unwell = min(now, author.link.unwell_until)
+        hung = now - max(unwell, syncer.frozen_since, *(p.running_since for p in author.processes().values()))
+        if hung > self._beat * (HUNG_PERIODS + 2 * self._simulation.config.sync.dead_after_reads):
             self._broken(f"commit {commit.seq} names {commit.successor} next, whose syncer hangs for {hung:.1f} s")
 
     def _keep_versions(self, commit: CommitRecord) -> None:
