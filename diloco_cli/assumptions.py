@@ -27,8 +27,9 @@ class IslandAssumptions(Settings):
     down_gbits: float = Field(2.0, gt=0)
     """Gbit/s from the store to the island."""
     mtbf_hours: float = Field(10.0, ge=0)
-    """Mean hours from a start of the island to its loss (exponential); 0: never lost. Spot GPUs: in the EC2 traces of
-    Bamboo (NSDI 2023) 10 to 33 % were preempted per hour; Google's preemptible machines live 24 hours at most."""
+    """Mean hours from a start of the island to its loss (exponential); 0: never lost. The default is a guess for spot
+    machines: Google's live 24 hours at most (arXiv 1911.05160), others differ by type and zone (see the traces of
+    skypilot-org/spot-traces)."""
     recovery_seconds: float = Field(300.0, ge=0)
     """Seconds from the launch of a lost island until its processes start: provisioning, boot, set-up. The supervisor's
     own pause before a launch (provider.relaunch_after) comes before; 0 where islands are processes."""
