@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from diloco_cli.spec import Spec
 from diloco_runtime.config import ModelConfig, RunConfig, SyncConfig
+from diloco_runtime.pace import LEARNER_POLL, duty_seconds, standby_seconds
 from diloco_runtime.records import Fragment
 
 FP32_BYTES = 4
@@ -121,8 +122,8 @@ def _reads(islands: int) -> int:
 def _background(islands: int, period: float, sync: SyncConfig) -> float:
     """Return the requests per second of islands that do not belong to a merge; `period`: seconds between merges."""
     beat, standbys = sync.heartbeat_every, islands - 1
-    learners = 2 * islands / min(1.0, max(0.02, period / 10))
-    syncers = 2 / min(0.5, max(0.02, period / 20)) + 2 * standbys
+    learners = 2 * islands / LEARNER_POLL.seconds(period)
+    syncers = 2 / duty_seconds(period, 0.0, beat) + 2 * standbys / standby_seconds(beat)
     peers = (2 + islands) / beat * (1 + standbys / 2) + (1 + standbys / 2) / (10 * beat)
     agents = 3 * islands / beat + (islands + 1) / 5
     checkpoints = 3 * islands / sync.checkpoint_every

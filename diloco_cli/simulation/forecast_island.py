@@ -20,7 +20,7 @@ from diloco_cli.simulation.forecast_traffic import Station, keep_checkpointing
 from diloco_cli.supervisor import TICK
 from diloco_runtime.agent_logic import AgentLogic
 from diloco_runtime.island import TURN
-from diloco_runtime.pace import STANDBY_POLL
+from diloco_runtime.pace import standby_seconds
 from diloco_runtime.records import HeartbeatRecord, LearnerStatus, SyncerStatus
 
 IDENTITY_EVERY = 5.0
@@ -151,7 +151,7 @@ class IslandModel:
         """A syncer is ready when its learner is: both load the same libraries."""
         yield self._station.place.assumed.start_seconds
         while not self._station.board.log:
-            yield STANDBY_POLL
+            yield standby_seconds(self._station.case.config.sync.heartbeat_every)
         self._syncers.came(self._station)
 
     def lose(self) -> None:
@@ -245,7 +245,7 @@ class IslandModel:
         if self.learner is not None:
             station.reads += 2 * every / self.learner.follower.cycle()
         if self._syncers.author != self.name:
-            station.reads += 2 * every / (STANDBY_POLL + 2 * latency)
+            station.reads += 2 * every / (standby_seconds(every) + 2 * latency)
             station.reads += (LOOK_READS + len(station.case.places)) / 2
 
     # ---- what it came to --------------------------------------------------------------------------------------------

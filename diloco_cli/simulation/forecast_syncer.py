@@ -16,7 +16,7 @@ from diloco_runtime.duty import Duty
 from diloco_runtime.garbage import collectable
 from diloco_runtime.keys import version_before
 from diloco_runtime.liveness import Peers
-from diloco_runtime.pace import DUTY_POLL, STANDBY_POLL
+from diloco_runtime.pace import duty_seconds, standby_seconds
 from diloco_runtime.quorum import OpenMerge, QuorumPolicy
 from diloco_runtime.records import CommitRecord, OfferEntry
 
@@ -39,6 +39,7 @@ class Syncers:
     def __init__(self, case: Case, board: Board, committed: Callable[[int], None]) -> None:
         """`committed`: told after each commit how many islands are in it."""
         self._case = case
+        self._beat = case.config.sync.heartbeat_every
         self._board = board
         self._committed = committed
         sync = case.config.sync
@@ -89,13 +90,13 @@ class Syncers:
         self._process = self._stations[name].start(self._merge_on(self._stations[name]), learner=False)
 
     def _stand_by(self) -> None:
-        """While nobody has the duty, standbys look once a second whether it is theirs."""
+        """While nobody has the duty, standbys look as often as syncers do whether it is theirs."""
         station = next(iter(self._stations.values()), None)
         if station is None or self._standing_by:
             self._standing_by = False
             return
         self._standing_by = True
-        station.timeline.at(station.timeline.now + STANDBY_POLL, self._standbys_look)
+        station.timeline.at(station.timeline.now + standby_seconds(self._beat), self._standbys_look)
 
     def _standbys_look(self) -> None:
         self._standing_by = False
@@ -123,7 +124,7 @@ class Syncers:
     # ---- the one on duty --------------------------------------------------------------------------------------------
 
     def _poll_seconds(self, now: float) -> float:
-        return DUTY_POLL.seconds(self._policy.period or 1.0, now - self._since)
+        return duty_seconds(self._policy.period or 1.0, now - self._since, self._beat)
 
     def _merge_on(self, station: Station) -> Body:
         """Turn after turn, as `Syncer._turn`: log, peers, call, offers, decision, garbage."""
@@ -239,7 +240,7 @@ class Syncers:
             if station is None:
                 self._stand_by()
             else:
-                wait = station.chance.random() * STANDBY_POLL
+                wait = station.chance.random() * standby_seconds(self._beat)
                 station.timeline.at(station.timeline.now + wait, self._follow, record.successor)
 
     def _follow(self, name: str) -> None:

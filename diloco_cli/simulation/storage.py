@@ -145,6 +145,8 @@ class Lane:
     bandwidth: float
     """Bytes per second."""
     free_at: float = 0.0
+    longest: float = 0.0
+    """Most seconds that a transfer took, the ones before it included."""
 
 
 Trap = Callable[[str, str, str], None]
@@ -178,7 +180,9 @@ class Link:
         if not size or lane.bandwidth == float("inf"):
             return 0.0
         lane.free_at = max(lane.free_at, self.world.now) + size / lane.bandwidth
-        return lane.free_at - self.world.now
+        seconds = lane.free_at - self.world.now
+        lane.longest = max(lane.longest, seconds)
+        return seconds
 
     def _failure(self, what: str) -> StoreUnavailable:
         self.unwell_until = max(self.unwell_until, self.world.now)

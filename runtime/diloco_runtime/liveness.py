@@ -128,10 +128,11 @@ class Peers:
 
     def _patience(self, beat: HeartbeatRecord) -> float:
         """Return for how long a learner may stand still before it counts as dead: its steps may be long, and a start
-        imports torch and builds a model."""
-        if beat.learner.state == "starting":
+        imports torch and builds a model, and its first step, which may compile, has no known length."""
+        steps = beat.learner.step_seconds
+        if beat.learner.state == "starting" or steps is None:
             return max(START_SECONDS, START_PERIODS * self.period)
-        return STEPS_STILL * (beat.learner.step_seconds or 0.0)
+        return STEPS_STILL * steps
 
     def alive(self, now: float) -> frozenset[str]:
         """Return the islands that a quorum may count on: not failed, not finished, not overdue to start."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STANDBY_POLL = 1.0
-"""Seconds between two looks of a syncer that stands by."""
+"""Most seconds between two looks of a syncer that stands by; see `standby_seconds`."""
 
 FIRST_STEP = 0.1
 """Seconds that an inner step is taken to last before one was made."""
@@ -44,6 +44,18 @@ def learner_period(step_seconds: float | None, steps: float, commit_seconds: flo
     come faster. The fastest learner calls, and a slow one that looked at its own pace would hear of it too late."""
     own = (step_seconds or FIRST_STEP) * steps
     return own if commit_seconds is None else min(own, commit_seconds)
+
+
+def standby_seconds(heartbeat_every: float) -> float:
+    """Return the pause between two looks of a syncer that stands by: it has to move on with every heartbeat, or others
+    count its standing counter as a syncer that hangs, and it counts each of its own pauses as one of being away."""
+    return min(STANDBY_POLL, heartbeat_every)
+
+
+def duty_seconds(period: float, quiet: float, heartbeat_every: float) -> float:
+    """Return the pause between two looks of the syncer on duty. `period`: seconds between commits; `quiet`: seconds
+    since the last one. At least one with every heartbeat, for the same reason."""
+    return min(DUTY_POLL.seconds(period, quiet), heartbeat_every)
 
 
 def checkpoint_seconds(least: float, took: float) -> float:

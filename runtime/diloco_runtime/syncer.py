@@ -18,7 +18,7 @@ from diloco_runtime.duty import Duty
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
 from diloco_runtime.garbage import collect
 from diloco_runtime.liveness import Peers
-from diloco_runtime.pace import DUTY_POLL, STANDBY_POLL
+from diloco_runtime.pace import duty_seconds, standby_seconds
 from diloco_runtime.peers import PeerReader
 from diloco_runtime.quorum import OpenMerge, QuorumPolicy
 from diloco_runtime.records import CommitRecord, ControlRecord, Fragment, SyncerStatus
@@ -118,7 +118,7 @@ class Syncer:
         self._report(self.status.model_copy(update=update))
 
     def _turn(self, now: float) -> float:
-        wait = STANDBY_POLL
+        wait = standby_seconds(self._life.config.sync.heartbeat_every)
         if self._turn_due is not None and now - self._turn_due > self._life.config.sync.takeover_after:
             # Nothing could be read, or this process was frozen: whoever is late gets the time that everybody lost.
             self._duty.on_gap()
@@ -143,7 +143,7 @@ class Syncer:
 
     def _poll_seconds(self, now: float) -> float:
         quiet = now - self._committed if self._committed is not None else 0.0
-        return DUTY_POLL.seconds(self._policy.period or 1.0, quiet)
+        return duty_seconds(self._policy.period or 1.0, quiet, self._life.config.sync.heartbeat_every)
 
     def _problem(self) -> str:
         unreadable = self._book.unreadable if self._book is not None else {}

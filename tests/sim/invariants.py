@@ -35,7 +35,8 @@ FENCE_PERIODS = 14.0
 then lost, then late, and that on a slow uplink."""
 
 PURGE_SECONDS = IDENTITY_TRUSTED_SECONDS
-"""A purged run may be written to for this long, and as long as a fenced life may write, by who looked before."""
+"""A purged run may be written to for this long by who looked before, and as long as a fenced life may write, and as
+long as the longest upload took: what was sent before the purge arrives after it."""
 
 HUNG_PERIODS = 4.0
 """Heartbeat periods after which everybody must have noticed that a syncer hangs, beyond the two for each of
@@ -113,7 +114,8 @@ class Watch:
     def _on_effect_after_purge(self, key: str, after: bytes | None) -> None:
         """A run that was purged stays purged: whoever has not heard of it yet hears of it at a write."""
         late = self._simulation.world.now - self.purged_at if self.purged_at is not None else 0.0
-        if after is not None and late > PURGE_SECONDS + FENCE_PERIODS * self._beat:
+        upload = max(machine.link.up.longest for machine in self._simulation.machines.values())
+        if after is not None and late > PURGE_SECONDS + FENCE_PERIODS * self._beat + upload:
             self._broken(f"{key} was written {late:.1f} s after the run was purged")
 
     def _on_delete(self, key: str) -> None:

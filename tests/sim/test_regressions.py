@@ -32,3 +32,17 @@ def test_standbys_whose_patience_is_shorter_than_their_polls_take_over(at: float
     outcome = run_schedule(Schedule(20599, config, sites, faults))
     assert not outcome.violations
     assert outcome.commits >= LEAST_COMMITS
+
+
+@pytest.mark.parametrize("at", [3.2, 3.25, 3.3, 3.35, 3.4])
+def test_standbys_notice_a_hung_syncer_however_short_heartbeats_are(at: float) -> None:
+    """A standby looked once per second, took each pause of more than three heartbeats for one in which it was away,
+    and never noticed that the syncer on duty hung: it took the duty over, and handed it back (seed 3486)."""
+    config = _config(sync_every=1, fragments=1, min_quorum=2, takeover_after=0.6)
+    sites = {
+        "a": Site(step_seconds=0.128, latency=0.003, up=166_667.0, give_up_after=0.6),
+        "b": Site(step_seconds=0.064, latency=0.015, give_up_after=0.6),
+    }
+    outcome = run_schedule(Schedule(3486, config, sites, (Fault("hang the syncer", at, 1.108, "a", 1),)))
+    assert not outcome.violations
+    assert outcome.commits >= LEAST_COMMITS

@@ -13,6 +13,7 @@ from diloco_cli.simulation.storage import ALL_VERBS, CALM, Trouble
 from diloco_cli.spec import ProviderTable
 from diloco_runtime.audit import read_audit
 from diloco_runtime.config import RunConfig
+from diloco_runtime.liveness import Peers
 from diloco_runtime.records import CommitRecord
 from tests.support.simulated import finished
 from tests.support.tasks import LinearTask
@@ -245,3 +246,24 @@ def test_a_stop_request_drains_and_a_later_run_request_goes_on() -> None:
     assert log[: len(stopped)] == stopped
     assert log[-1].reason == "budget"
     assert [end.outcome for end in run.laptop.ends] == ["stopped", "budget"]
+
+
+@pytest.mark.parametrize("beat", [0.2, 0.3, 0.6, 2.0])
+@pytest.mark.parametrize("step", [0.05, 1.0])
+def test_nobody_takes_a_living_process_for_a_dead_one(beat: float, step: float, monkeypatch: Any) -> None:
+    """However short heartbeats are beside polls and steps, looking often is not seeing somebody stand still."""
+    judged, heard = [], Peers.heard
+
+    def and_judged(peers: Peers, name: str, *seen: Any) -> None:
+        heard(peers, name, *seen)
+        peer = peers.islands[name]
+        if peer.heartbeat is not None and peer.heartbeat.state == "running":
+            judged.append((name, peers.failed(name), peer.syncer.failed))
+
+    monkeypatch.setattr(Peers, "heard", and_judged)
+    run = simulation(
+        config(heartbeat_every=beat, dead_after_reads=2, takeover_after=3 * beat), dict.fromkeys("abc", step)
+    )
+    assert len(finished(run)) > SETTLED
+    assert len(judged) > 40
+    assert [verdict for verdict in judged if verdict[1] or verdict[2]] == []

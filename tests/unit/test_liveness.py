@@ -26,7 +26,7 @@ def beat(
 ) -> HeartbeatRecord:
     """Return a heartbeat; learner and syncer have moved with the agent unless told otherwise."""
     ticks, turns = (counter if given is None else given for given in (ticks, turns))
-    status = LearnerStatus.model_validate({"state": "training", "ticks": ticks, **(learner or {})})
+    status = LearnerStatus.model_validate({"state": "training", "ticks": ticks, "step_seconds": 1.0, **(learner or {})})
     return HeartbeatRecord.model_validate(
         {"run_id": "00000000", "nonce": "n", "island": name, "incarnation": life, "agent": agent, "counter": counter,
          "state": state, "learner": status, "syncer": SyncerStatus(progress=turns, score=score), "host": "h", "pid": 1,
@@ -283,7 +283,12 @@ def test_the_living_tell_how_many_merges_may_be_open_and_the_shortest_step() -> 
 
 @pytest.mark.parametrize(
     ("learner", "patience"),
-    [({"state": "starting"}, START_PERIODS * PERIOD), ({"step_seconds": 40.0}, STEPS_STILL * 40.0), ({}, 0.0)],
+    [
+        ({"state": "starting"}, START_PERIODS * PERIOD),
+        ({"state": "training", "step_seconds": None}, START_PERIODS * PERIOD),
+        ({"step_seconds": 40.0}, STEPS_STILL * 40.0),
+        ({"step_seconds": 0.1}, 0.0),
+    ],
 )
 def test_a_learner_has_the_time_that_its_start_or_its_steps_take(learner: dict[str, Any], patience: float) -> None:
     observer, still = Observer(), -PERIOD
