@@ -75,15 +75,26 @@ def take_step(task: Task, optimizer: torch.optim.Optimizer, batch: Any, lr: floa
     value = float(loss.detach())
     if not math.isfinite(value):
         return StepResult(value, False)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
-    finite = math.isfinite(float(norm))
+    _forget_gradients(parameters)
+    loss.backward()  # type: ignore[no-untyped-call]
+    finite = math.isfinite(_gradient_norm(parameters, grad_clip))
     if finite:
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
     # Gradients do not outlive the step: nobody reads them, and they are as large as the model.
-    optimizer.zero_grad(set_to_none=True)
+    _forget_gradients(parameters)
     return StepResult(value, finite)
+
+
+def _forget_gradients(parameters: list[torch.Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _gradient_norm(parameters: list[torch.Tensor], grad_clip: float) -> float:
+    """Return the global gradient norm, after clipping the gradients to `grad_clip` if that is not 0."""
+    if grad_clip > 0:
+        return float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
+    return float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

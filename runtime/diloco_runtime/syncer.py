@@ -138,7 +138,8 @@ class Syncer:
                 if mergeable:
                     self._merge()
                 self._collect_garbage()
-            self.status = self.status.model_copy(update={"duty": active})
+            if active != self.status.duty:
+                self.status = self.status.model_copy(update={"duty": active})
         return wait
 
     def _poll_seconds(self, now: float) -> float:

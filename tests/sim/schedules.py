@@ -13,7 +13,7 @@ from tests.support.tasks import TinyTask
 
 LEAST_COMMITS = 20
 
-BEATS = (0.3, 0.3, 0.3, 1.0)
+BEATS = (0.2, 0.2, 0.2, 0.5)
 """Seconds between heartbeats, to which steps, faults and patience are in proportion. Short ones are cheap to simulate:
 the program polls a few times per merge then, at its fastest, and not ten or twenty times."""
 
@@ -65,10 +65,10 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
 def make_schedule(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Schedule:
     """Return the schedule of a seed; `kinds`: of which its faults are."""
     chance = random.Random(seed)
-    names = ("a", "b", "c")[: chance.choice((2, 2, 2, 2, 3))]
+    names = ("a", "b", "c")[: chance.choice((2,) * 6 + (3,))]
     beat = chance.choice(BEATS)
     config = make_config(chance, len(names), beat)
-    pace = beat * chance.uniform(0.15, 0.35)
+    pace = beat * chance.uniform(0.25, 0.5)
     sites = {
         name: Site(
             step_seconds=pace * chance.choice((1.0, 1.0, 1.2, 2.0)),
