@@ -5,8 +5,10 @@ Imported only when a syncer has the duty: a standby needs no torch. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +24,7 @@ from diloco_runtime.records import CommitRecord, Fragment, OfferEntry, OfferReco
 from diloco_runtime.snapshot import fetch_params
 
 Tensors = Mapping[str, torch.Tensor]
+T = TypeVar("T")
 
 
 @dataclass
@@ -80,6 +83,15 @@ class Decision:
     waited: float
 
 
+def _read_twice(read: Callable[[], T]) -> T:
+    """Return what `read` returns. A download may break off without an error: what seems damaged is read once more
+    before an island's work is thrown away for it."""
+    try:
+        return read()
+    except CorruptObject:
+        return read()
+
+
 class Merging:
     """Fragments as this syncer last saw them, and the operations on them."""
 
@@ -112,14 +124,14 @@ class Merging:
                 continue
             news = True
             try:
-                record = self._board.read_offer_at(key)
+                record = _read_twice(functools.partial(self._board.read_offer_at, key))
             except CorruptObject as error:
                 book.unreadable[key] = str(error)
                 continue
             if record is None:
                 continue
             try:
-                delta = self._check(book.seq, record)
+                delta = _read_twice(functools.partial(self._check, book.seq, record))
             except (CorruptObject, MissingPayload) as error:
                 book.refused[key] = _entry(record, reason=str(error))
                 continue

@@ -120,6 +120,26 @@ def test_an_offer_with_damaged_bytes_is_refused(merge: Merge) -> None:
     assert found.merged == () and "another hash" in found.refused[0].reason
 
 
+@pytest.mark.parametrize("what", ["/blobs/", "/offers/"])
+def test_a_download_that_broke_off_once_costs_nobody_an_offer(
+    merge: Merge, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge.offer("iowa", [1.0, 0.0, 0.0, 0.0])
+    store, short = merge.board.store, [True]
+
+    def get(key: str) -> bytes | None:
+        data = MemoryStore.get(store, key)  # type: ignore[arg-type]
+        if data is not None and what in key and short:
+            short.pop()
+            return data[: len(data) // 2]
+        return data
+
+    monkeypatch.setattr(store, "get", get)
+    book, draft = merge.draft()
+    assert not short and book.unreadable == {}
+    assert [entry.island for entry in draft.record.merged] == ["iowa"]
+
+
 def test_a_record_that_cannot_be_read_is_remembered_with_its_key(merge: Merge) -> None:
     key = merge.board.keys.offer(1, "iowa", 1)
     merge.board.store.put(key, b"{")
