@@ -38,7 +38,7 @@ class Schedule:
 def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
     """Return settings for a short run of at least `LEAST_COMMITS` commits; `beat`: seconds between heartbeats."""
     fragments = chance.choice((1, 2, 2, 3))
-    every = fragments * chance.choice((1, 1, 1, 2))
+    every = fragments * chance.choice((1,) * 6 + (2,))
     preset = chance.choice(("decoupled",) * 4 + ("streaming", "diloco"))
     if preset == "diloco":
         fragments, every = 1, chance.choice((1, 2))
@@ -50,12 +50,12 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
         "heartbeat_every": beat,
         "dead_after_reads": 3,
         "takeover_after": 2.0 * beat,
-        "checkpoint_every": chance.choice((2.0, 5.0)) * beat,
+        "checkpoint_every": chance.choice((2.0, 8.0, 8.0)) * beat,
         "drain_timeout": 2.0 * beat,
         "snapshot_every": chance.choice((5, 50)),
         "compression": chance.choice(("fp32", "bf16")),
     }
-    tokens = (LEAST_COMMITS + 3) * islands * TinyTask.BATCH * every // fragments
+    tokens = (LEAST_COMMITS + 1) * islands * TinyTask.BATCH * every // fragments
     optimizer = chance.choice(("sgd", "sgd", "adamw"))
     inner = {"lr": 0.01, "batch_size": TinyTask.BATCH, "optimizer": optimizer, "grad_clip": 0.0}
     model = {"kind": "tests.support.tasks:tiny"}
