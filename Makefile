@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 SCHEDULES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long sim mutants lint types bench wheel clean
+.PHONY: help venv demo test test-long sim interleave mutants lint types bench wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-long: venv ## run the long tests: many kills
 
 sim: venv ## explore simulated runs with faults; SCHEDULES=100 for fewer
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sim.explore --schedules $(SCHEDULES)
+
+interleave: venv ## run every interleaving of two syncers and a learner over three commits
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sim.interleave
 
 mutants: venv ## put sixteen bugs into copies of the source, see exploring find each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sim.mutants

@@ -76,7 +76,8 @@ class Resume:
 
 
 def find_resume(board: Blackboard, island: str, incarnation: int, head: CommitRecord, fragments: int) -> Resume:
-    """Return the newest usable checkpoint of earlier lives, and the data position from which nothing is trained twice.
+    """Return the newest usable checkpoint of earlier lives, and the data position from which nothing is trained
+    twice (but for an offer of a dead life that is still on its way: PROTOCOL 12.3).
 
     The position is the latest of the checkpoint's, that of the newest merged offer, and those of offers of earlier
     lives that may still be merged: without the others, samples whose effect is in the global model would be trained

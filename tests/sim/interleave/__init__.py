@@ -1,0 +1,1 @@
+"""Every interleaving of two syncers and a learner: `python -m tests.sim.interleave`."""
