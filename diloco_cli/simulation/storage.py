@@ -199,7 +199,10 @@ class Link:
         """
         late = self.world.random.random() < 0.5
         seconds = self.latency if late else 0.0
-        self.world.sleep(seconds + self._transfer(self.up, size) if size else seconds)
+        if size:
+            seconds += self._transfer(self.up, size)
+        if seconds:
+            self.world.sleep(seconds)
         trouble = self.trouble
         if trouble is not CALM and (verb in trouble.verbs or self._chance(trouble.lost_requests)):
             self.world.sleep(self.give_up_after)

@@ -135,7 +135,7 @@ class SyncConfig(Settings):
     """Encoding of the offered deltas."""
     heartbeat_every: float = Field(5.0, ge=0.2)
     """Seconds between heartbeats; GCS and R2 refuse more than one write per second on one name."""
-    dead_after_reads: int = Field(6, ge=2)
+    dead_after_reads: int = Field(6, ge=3)
     """An island is failed after this many successful reads of its heartbeat, one heartbeat period apart, without
     change."""
     takeover_after: float = Field(30.0, gt=0)

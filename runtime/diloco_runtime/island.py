@@ -35,7 +35,8 @@ LEAVE_SECONDS = 28.0
 """After SIGTERM what is left is killed: clouds give 30 s."""
 
 NEWS_PAUSE = 1.0
-"""Least seconds between two heartbeats, however much there is to tell (GCS and R2 allow one write per second)."""
+"""Least seconds between two heartbeats, however much there is to tell (GCS and R2 allow one write per second); a
+shorter heartbeat period is so too."""
 
 
 class Agent:
@@ -208,7 +209,8 @@ class Agent:
     def last_beat(self) -> None:
         """Write the heartbeat that tells how this agent ended, not too soon after the one before."""
         if self._beaten is not None:
-            self._clock.sleep(max(0.0, self._beaten + NEWS_PAUSE - self._clock.monotonic()))
+            pause = min(self._around.config.sync.heartbeat_every, NEWS_PAUSE)
+            self._clock.sleep(max(0.0, self._beaten + pause - self._clock.monotonic()))
         self.beat()
 
 

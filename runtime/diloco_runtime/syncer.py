@@ -77,6 +77,7 @@ class Syncer:
         self._draft: Draft | None = None
         self._merging: Merging | None = None
         self._garbage: deque[CommitRecord] = deque()
+        self._turns = 0
         self.status = SyncerStatus(head=head.seq)
 
     @property
@@ -103,7 +104,7 @@ class Syncer:
 
     def tick(self) -> float:
         """Do one turn and return the seconds to wait before the next. Raises `StoreUnavailable`; state is kept."""
-        self.status = self.status.model_copy(update={"progress": self.status.progress + 1})
+        self._turns += 1
         try:
             wait = self._turn(self._clock.monotonic())
         except (StoreUnavailable, CorruptObject, MissingPayload) as error:
@@ -114,8 +115,16 @@ class Syncer:
         return wait
 
     def _tell(self, problem: str) -> None:
-        update = {"head": self._head.seq, "score": self._score(), "problem": problem, "reopened": self._reopened()}
-        self._report(self.status.model_copy(update=update))
+        self.status = self.status.model_copy(
+            update={
+                "progress": self._turns,
+                "head": self._head.seq,
+                "score": self._score(),
+                "problem": problem,
+                "reopened": self._reopened(),
+            }
+        )
+        self._report(self.status)
 
     def _turn(self, now: float) -> float:
         wait = standby_seconds(self._life.config.sync.heartbeat_every)

@@ -30,11 +30,16 @@ TAPE_END = 30
 
 
 def prepare() -> None:
-    """Make this process fit for exploring: one thread, no log lines, garbage collected seldom."""
+    """Make this process fit for exploring: one thread, no log lines."""
     torch.set_num_threads(1)
+    logging.getLogger("diloco").setLevel(logging.CRITICAL)
+
+
+def _prepare_worker() -> None:
+    """Make a process fit that only explores: garbage is looked for seldom, and not among what is there now."""
+    prepare()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    logging.getLogger("diloco").setLevel(logging.CRITICAL)
 
 
 def explore_one(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Outcome:
@@ -51,7 +56,7 @@ def explore(
         for seed in seeds:
             on_outcome(explore_one(seed, kinds))
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, prepare) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _prepare_worker) as pool:
         for outcome in pool.imap_unordered(functools.partial(explore_one, kinds=kinds), seeds, chunksize=8):
             on_outcome(outcome)
 

@@ -253,7 +253,7 @@ class Watch:
     def _check_tokens(self, name: str, incarnation: int, learner: Learner) -> None:
         """No token is lost or counted twice: neither by the learner, nor between it and the log."""
         logic = learner._logic
-        for fragment, tally in enumerate(logic.fates()):
+        for fragment, tally in enumerate(part.fates for part in logic._fragments):
             where = f"{name}, life {incarnation}, fragment {fragment}"
             fates = (tally.merged, tally.refused, tally.late, tally.overwritten, tally.offered, tally.fresh)
             if tally.processed != sum(fates) or min(fates) < 0:

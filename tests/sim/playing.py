@@ -19,6 +19,9 @@ from tests.support.tasks import TinyTask
 SETTLE_SECONDS = 400.0
 """Virtual seconds within which a run must end once nothing goes wrong any more."""
 
+STOP_LAG = 1
+"""Commits that are usually made between the wish to stop and the drain; where fewer are, the run goes on after it."""
+
 
 @dataclass
 class Outcome:
@@ -133,7 +136,7 @@ class Ending:
         """Supervise the run again. As with `diloco train`, a stop that nobody was left to carry out is taken back."""
         log, control = self._watch.log, self._simulation.observer().newest_control()
         gone = not any(machine.processes() for machine in self._simulation.machines.values())
-        if gone and log and log[-1].phase == "run" and control is not None and control.action == "stop":
+        if gone and log and log[-1].phase != "final" and control is not None and control.action == "stop":
             self._simulation.control("run", self._config.tokens * 2)
         self._simulation.train()
 
@@ -148,7 +151,8 @@ class Ending:
             if self._watch.purged_at is not None or log[-1].seq >= LEAST_COMMITS:
                 return True
         head, control = log[-1], self._simulation.observer().newest_control()
-        enough = head.seq >= LEAST_COMMITS - (len(log[0].fragments) if head.phase == "run" else 0)
+        least = LEAST_COMMITS - (len(log[0].fragments) + STOP_LAG if head.phase == "run" else 0)
+        enough = head.seq >= least
         asked = control.action if control is not None and control.number > head.control else ""
         learners = [machine.processes().get("learner") for machine in self._simulation.machines.values()]
         if enough and head.phase == "run" and asked != "stop" and any(learners):

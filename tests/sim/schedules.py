@@ -13,7 +13,7 @@ from tests.support.tasks import TinyTask
 
 LEAST_COMMITS = 20
 
-BEATS = (0.2, 0.2, 0.2, 0.5)
+BEATS = (0.2, 0.2, 0.2, 0.2, 0.2, 0.5)
 """Seconds between heartbeats, to which steps, faults and patience are in proportion. Short ones are cheap to simulate:
 the program polls a few times per merge then, at its fastest, and not ten or twenty times."""
 
@@ -37,9 +37,9 @@ class Schedule:
 
 def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
     """Return settings for a short run of at least `LEAST_COMMITS` commits; `beat`: seconds between heartbeats."""
-    fragments = chance.choice((1, 2, 2, 3))
-    every = fragments * chance.choice((1,) * 6 + (2,))
-    preset = chance.choice(("decoupled",) * 4 + ("streaming", "diloco"))
+    fragments = chance.choice((1, 2, 2, 2, 3, 3, 3, 3, 3, 3))
+    every = fragments * chance.choice((1,) * 8 + (2,))
+    preset = chance.choice(("decoupled",) * 6 + ("streaming", "streaming", "diloco"))
     if preset == "diloco":
         fragments, every = 1, chance.choice((1, 2))
     sync = {
@@ -56,7 +56,7 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
         "compression": chance.choice(("fp32", "bf16")),
     }
     tokens = (LEAST_COMMITS + 1) * islands * TinyTask.BATCH * every // fragments
-    optimizer = chance.choice(("sgd", "sgd", "adamw"))
+    optimizer = chance.choice(("sgd",) * 5 + ("adamw",))
     inner = {"lr": 0.01, "batch_size": TinyTask.BATCH, "optimizer": optimizer, "grad_clip": 0.0}
     model = {"kind": "tests.support.tasks:tiny"}
     return RunConfig.model_validate({"name": "chaos", "tokens": tokens, "model": model, "inner": inner, "sync": sync})
@@ -65,14 +65,14 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
 def make_schedule(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Schedule:
     """Return the schedule of a seed; `kinds`: of which its faults are."""
     chance = random.Random(seed)
-    names = ("a", "b", "c")[: chance.choice((2,) * 6 + (3,))]
+    names = ("a", "b", "c")[: chance.choice((2,) * 15 + (3,))]
     beat = chance.choice(BEATS)
     config = make_config(chance, len(names), beat)
     pace = beat * chance.uniform(0.25, 0.5)
     sites = {
         name: Site(
-            step_seconds=pace * chance.choice((1.0, 1.0, 1.2, 2.0)),
-            latency=chance.choice((0.002, 0.01, 0.01, 0.05)) * beat,
+            step_seconds=pace * chance.choice((1.0, 1.0, 1.0, 1.2, 1.2, 2.0)),
+            latency=chance.choice((0.002, 0.01, 0.01, 0.01, 0.05)) * beat,
             up=chance.choice((float("inf"), float("inf"), 50_000.0 / beat)),
             clock_offset=chance.uniform(-100.0, 100.0),
             clock_rate=chance.uniform(0.97, 1.03),

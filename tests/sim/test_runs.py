@@ -262,7 +262,7 @@ def test_nobody_takes_a_living_process_for_a_dead_one(beat: float, step: float, 
 
     monkeypatch.setattr(Peers, "heard", and_judged)
     run = simulation(
-        config(heartbeat_every=beat, dead_after_reads=2, takeover_after=3 * beat), dict.fromkeys("abc", step)
+        config(heartbeat_every=beat, dead_after_reads=3, takeover_after=3 * beat), dict.fromkeys("abc", step)
     )
     assert len(finished(run)) > SETTLED
     assert len(judged) > 40

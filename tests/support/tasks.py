@@ -61,10 +61,12 @@ class ConstantGradientTask(LinearTask):
 
 
 class TinyTask:
-    """The cheapest task there is: three numbers, a loss whose optimum is known, a batch that is its own number."""
+    """The cheapest task there is: three numbers, a loss that is linear in them, a batch that is its own number."""
 
     BATCH = 4
     UNITS, SAMPLES = 64, 64
+    SLOPES = [torch.tensor([1.0, -0.5, 0.1 * number]) for number in range(7)]
+    """Gradients by the remainder of a batch's number."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Module()
@@ -84,8 +86,7 @@ class TinyTask:
         return batch[1]
 
     def loss(self, batch: tuple[int, int]) -> torch.Tensor:
-        noise = 0.1 * ((batch[0] * 2654435761 % 1000) / 1000.0 - 0.5)
-        return (self._numbers - noise).square().sum()
+        return torch.dot(self._numbers, self.SLOPES[batch[0] % len(self.SLOPES)])
 
     def held_out_loss(self) -> float:
         with torch.no_grad():

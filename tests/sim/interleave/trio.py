@@ -61,7 +61,8 @@ UNIMPORTANT = frozenset(
     {
         *("_life", "_config", "_sync", "_table", "store", "_port", "keys"),  # never change, or are this search
         *("_board", "_task", "_optimizer"),  # the board is shown once, parameters too, plain SGD remembers nothing
-        *("progress", "ticks", "commits", "waited_seconds", "busy_seconds", "longest_gap"),  # are only reported
+        *("progress", "ticks", "commits", "_turns"),  # are only reported
+        *("waited_seconds", "busy_seconds", "longest_gap"),  # so are these
         *("_identity_seen", "_peers_looked", "_looked", "first_looked"),  # when it looked at what never changes
         *("_last_opened", "_period", "_committed"),  # the learner has reported a longer period, and the longest is used
         *("commit_seconds", "_commit_seen", "period"),  # the pace of a thread that turns here in order
