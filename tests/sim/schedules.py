@@ -65,7 +65,7 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
 def make_schedule(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Schedule:
     """Return the schedule of a seed; `kinds`: of which its faults are."""
     chance = random.Random(seed)
-    names = ("a", "b", "c")[: chance.choice((2,) * 15 + (3,))]
+    names = ("a", "b", "c")[: chance.choice((2,) * 19 + (3,))]
     beat = chance.choice(BEATS)
     config = make_config(chance, len(names), beat)
     pace = beat * chance.uniform(0.25, 0.5)

@@ -60,6 +60,30 @@ class ConstantGradientTask(LinearTask):
         return total
 
 
+class KnownLoss:
+    """A loss whose gradient is known: what an inner step asks of a scalar tensor, without the search for it, which
+    takes longer than the rest of a tiny step."""
+
+    requires_grad = True
+
+    def __init__(self, value: torch.Tensor, parameter: torch.nn.Parameter, slope: torch.Tensor) -> None:
+        self._value = value
+        self._parameter = parameter
+        self._slope = slope
+
+    def dim(self) -> int:
+        return 0
+
+    def detach(self) -> torch.Tensor:
+        return self._value
+
+    def backward(self) -> None:
+        self._parameter.grad = self._slope.clone()
+
+    def __mul__(self, factor: float) -> KnownLoss:
+        return KnownLoss(self._value * factor, self._parameter, self._slope * factor)
+
+
 class TinyTask:
     """The cheapest task there is: three numbers, a loss that is linear in them, a batch that is its own number."""
 
@@ -85,9 +109,9 @@ class TinyTask:
     def batch_tokens(self, batch: tuple[int, int]) -> int:
         return batch[1]
 
-    def loss(self, batch: tuple[int, int]) -> torch.Tensor:
-        return torch.dot(self._numbers, self.SLOPES[batch[0] % len(self.SLOPES)])
+    def loss(self, batch: tuple[int, int]) -> KnownLoss:
+        slope = self.SLOPES[batch[0] % len(self.SLOPES)]
+        return KnownLoss(torch.dot(self._numbers.detach(), slope), self._numbers, slope)
 
     def held_out_loss(self) -> float:
-        with torch.no_grad():
-            return float(self.loss((0, 1)))
+        return float(self.loss((0, 1)).detach())
