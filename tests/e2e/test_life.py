@@ -120,8 +120,9 @@ def outage(request: pytest.FixtureRequest) -> Iterator[float]:
 
 @pytest.mark.timeout(400)
 def test_an_unwritable_store_stalls_nobody(live: Callable[..., LiveRun], outage: float) -> None:
-    # The outage has to be a part of the run: learners go on meanwhile, and their tokens count when it is over.
-    tokens = 700_000 if outage < 60.0 else 6_000_000
+    # The outage has to be a part of the run: learners go on meanwhile, and their tokens count when it is over. The
+    # one large merge after it may set the model back, so enough of the run has to follow.
+    tokens = 1_400_000 if outage < 60.0 else 6_000_000
     run = live(tokens=tokens)
     supervisor = run.train()
     run.wait_for_commits(8)
@@ -136,11 +137,9 @@ def test_an_unwritable_store_stalls_nobody(live: Callable[..., LiveRun], outage:
     run.check_books()
     others_kept_going(run, "")
     assert all(beat.incarnation == 1 for beat in run.heartbeats())
-    # The merge after the outage takes in steps by the hundred from each island, and the run ends soon after it: its
-    # loss may lie a little above what the text allows (0.56 of the 5.5 nats before training), never far.
     undisturbed = live(tokens=tokens)
     assert undisturbed.finish(undisturbed.train()) == 0, undisturbed.output()
-    assert run.held_out_loss() < undisturbed.held_out_loss() + 0.2
+    assert run.held_out_loss() < undisturbed.held_out_loss() + 0.05
 
 
 @pytest.mark.timeout(300)
