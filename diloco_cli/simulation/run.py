@@ -53,8 +53,10 @@ class Simulation:
         seed: int = 0,
         provider: ProviderTable | None = None,
         start_seconds: float = 1.0,
+        laptop_gives_up_after: float = 2.0,
     ) -> None:
-        """`build`: makes the task of one learner life."""
+        """`build`: makes the task of one learner life; `laptop_gives_up_after`: seconds after which a request of the
+        supervisor that nobody answers fails."""
         self.world = World(seed)
         self.bucket = Bucket()
         self.config = config
@@ -72,9 +74,8 @@ class Simulation:
             config=config.model_dump(mode="json"),
             created_wall=0.0,
         )
-        self.laptop = Laptop(
-            setting, spec, record, Link(self.bucket, self.world, 0.01), WorldClock(self.world), self.machines
-        )
+        link = Link(self.bucket, self.world, 0.01, give_up_after=laptop_gives_up_after)
+        self.laptop = Laptop(setting, spec, record, link, WorldClock(self.world), self.machines)
         self.observer().create_run(record)
 
     def _machine(self, setting: Setting, name: str, site: Site) -> Machine:

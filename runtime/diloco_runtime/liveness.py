@@ -106,7 +106,8 @@ class Peers:
         peer.heartbeat = heartbeat
         peer.agent.look((life, heartbeat.counter), now, counted)
         peer.learner.look((life, heartbeat.learner.ticks), now, counted)
-        peer.syncer.look((life, heartbeat.syncer.progress), now, counted)
+        # A syncer outlives its island's learners: a new life is no news of it.
+        peer.syncer.look((heartbeat.agent, heartbeat.syncer.progress), now, counted)
 
     def missed(self, name: str) -> None:
         """Take in a failed read of an island's heartbeat."""

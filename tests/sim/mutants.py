@@ -134,6 +134,7 @@ MUTANTS = (
         "            standing = self._merging.create(draft)\n"
         "        except StoreUnavailable:\n"
         "            standing = draft.record\n",
+        kinds=("lose requests", "cut the island off"),
     ),
     Mutant(
         "collect garbage two commits too early",
@@ -156,7 +157,7 @@ MUTANTS = (
         "diloco_cli/island_watch.py",
         "        self._agent.missed()\n",
         "        self._agent._unchanged += 1\n",
-        kinds=("cut the laptop off", "freeze the supervisor", "lose answers"),
+        kinds=("cut the laptop off", "freeze the supervisor", "cut everybody off"),
     ),
     Mutant(
         "a heartbeat that hides a hung syncer",

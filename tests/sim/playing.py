@@ -49,13 +49,14 @@ class Tape:
         self._keep = keep
         self.events: list[str] = []
 
-    def tell(self, event: str) -> None:
-        """Note an event."""
+    def tell(self, event: str, data: bytes = b"") -> None:
+        """Note an event, and the bytes that it wrote."""
         line = f"{self._world.now:.6f} {event}"
+        self._digest.update(b"%d %d " % (len(line), len(data)))
         self._digest.update(line.encode())
-        self._digest.update(b"\n")
+        self._digest.update(data)
         if self._keep:
-            self.events.append(line)
+            self.events.append(f"{line} {hashlib.sha256(data).hexdigest()[:12]}" if data else line)
 
     def digest(self) -> str:
         return self._digest.hexdigest()
@@ -66,7 +67,15 @@ def run_schedule(schedule: Schedule, keep: bool = False) -> Outcome:
     torch.manual_seed(schedule.seed)  # checkpoints hold the state of the generator
     patience = 5.0 * schedule.config.sync.heartbeat_every
     provider = ProviderTable(relaunch_after=0.2, replace_frozen_after=patience, max_restarts=1000)
-    simulation = Simulation(schedule.config, TinyTask, schedule.sites, schedule.seed, provider, start_seconds=0.3)
+    simulation = Simulation(
+        schedule.config,
+        TinyTask,
+        schedule.sites,
+        schedule.seed,
+        provider,
+        start_seconds=0.3,
+        laptop_gives_up_after=2.0 * schedule.config.sync.heartbeat_every,
+    )
     tape = Tape(simulation, keep)
     watch = Watch(simulation, tape.tell)
     scene = Scene(simulation, tell=tape.tell, disturb=watch.disturb)

@@ -49,17 +49,26 @@ def make_config(chance: random.Random, islands: int, beat: float) -> RunConfig:
         "min_quorum": islands if preset != "decoupled" else chance.randint(1, islands),
         "heartbeat_every": beat,
         "dead_after_reads": 3,
-        "takeover_after": 2.0 * beat,
+        "takeover_after": chance.choice((2.0, 2.0, 2.0, 6.0)) * beat,
         "checkpoint_every": chance.choice((2.0, 8.0, 8.0)) * beat,
         "drain_timeout": 2.0 * beat,
+        "min_grace": chance.choice((0.0, 0.01, 0.05)),
         "snapshot_every": chance.choice((5, 50)),
         "compression": chance.choice(("fp32", "bf16")),
     }
     tokens = (LEAST_COMMITS + 1) * islands * TinyTask.BATCH * every // fragments
     optimizer = chance.choice(("sgd",) * 5 + ("adamw",))
     inner = {"lr": 0.01, "batch_size": TinyTask.BATCH, "optimizer": optimizer, "grad_clip": 0.0}
-    model = {"kind": "tests.support.tasks:tiny"}
-    return RunConfig.model_validate({"name": "chaos", "tokens": tokens, "model": model, "inner": inner, "sync": sync})
+    return RunConfig.model_validate(
+        {
+            "name": "chaos",
+            "tokens": tokens,
+            "model": {"kind": "tests.support.tasks:tiny"},
+            "inner": inner,
+            "outer": {"momentum": chance.choice((0.0, 0.0, 0.5))},
+            "sync": sync,
+        }
+    )
 
 
 def make_schedule(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Schedule:

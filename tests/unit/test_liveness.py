@@ -296,3 +296,14 @@ def test_a_learner_has_the_time_that_its_start_or_its_steps_take(learner: dict[s
         observer.look(beat(counter, ticks=7, learner=learner))
         still += PERIOD
         assert observer.failed == (still >= max(patience, READS * PERIOD)), f"after {still} s"
+
+
+def test_a_new_learner_life_is_no_news_of_the_syncer_beside_it() -> None:
+    """A hung syncer passed for a living one as long as its island's learner was started again and again (seed 7031)."""
+    observer = Observer()
+    for number in range(READS + 1):
+        observer.look(beat(number, turns=7, life=1 + number // 2))
+    assert observer.peers.syncers() == {}
+    assert not observer.failed
+    observer.look(beat(READS + 1, turns=7, life=9, agent="b"))
+    assert observer.peers.syncers() == {"oregon": 1.0}
