@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 # Small tensors gain nothing from a second thread, and OpenMP's threads spin against whatever else the machine does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that: those of the tests are to hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -225,12 +225,10 @@ def interrupt_at_the_question(question: bytes, *arguments: str) -> tuple[int, by
                 assert time.monotonic() < deadline, said
                 asleep = asleep + 1 if child.status() == psutil.STATUS_SLEEPING else 0
                 time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):  # a terminal that nobody holds any more reads as an error
-                while process.poll() is None and time.monotonic() < deadline:
-                    process.send_signal(signal.SIGINT)
-                    # Even so it may have been asleep before the read: whoever sees nothing happen presses again.
-                    while select.select([ours], [], [], 5.0)[0] and (more := os.read(ours, 4096)):
-                        said += more
+                while more := os.read(ours, 4096):
+                    said += more
             return process.wait(50), said
         finally:
             process.kill()
