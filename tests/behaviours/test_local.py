@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -232,9 +233,29 @@ def test_a_read_only_disk_is_unavailable_for_writing(small_disk: Path) -> None:
     assert store.get("aa/log/1") == b"before"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_forbidden_folder_is_unavailable(folder: Path, local: ObjectStore) -> None:
-    local.create("aa/log/1", b"x")
-    os.chmod(folder / "aa" / "log", 0o500)
-    check_unavailable(local, "aa/log/2", "Permission denied", "let this user write", verbs="create put")
-    os.chmod(folder / "aa" / "log", 0o700)
+NOBODY = 65534
+"""A user without rights."""
+
+
+@pytest.fixture
+def own_folder() -> Iterator[Path]:
+    """Return a folder of the user that the test runs as: never root, who may write anywhere."""
+    was_root = os.geteuid() == 0
+    # Not below `tmp_path`, which only the user who started the tests may enter.
+    with tempfile.TemporaryDirectory() as place:
+        if was_root:
+            os.chown(place, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(place)
+        finally:
+            if was_root:
+                os.seteuid(0)
+
+
+def test_a_forbidden_folder_is_unavailable(own_folder: Path) -> None:
+    store = open_store(f"file://{own_folder}", "trial")
+    store.create("aa/log/1", b"x")
+    os.chmod(own_folder / "trial/aa/log", 0o500)
+    check_unavailable(store, "aa/log/2", "Permission denied", "let this user write", verbs="create put")
+    os.chmod(own_folder / "trial/aa/log", 0o700)
