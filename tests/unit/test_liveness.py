@@ -299,7 +299,7 @@ def test_a_learner_has_the_time_that_its_start_or_its_steps_take(learner: dict[s
 
 
 def test_a_new_learner_life_is_no_news_of_the_syncer_beside_it() -> None:
-    """A hung syncer passed for a living one as long as its island's learner was started again and again (seed 7031)."""
+    """A hung syncer is not to pass for a living one while its island's learner is started again and again."""
     observer = Observer()
     for number in range(READS + 1):
         observer.look(beat(number, turns=7, life=1 + number // 2))
