@@ -234,6 +234,8 @@ def _slow_link(latency: float, bandwidth: float) -> Injection:
 
         def mend() -> None:
             link.latency, link.up.bandwidth = usual
+            # What was sent meanwhile still arrives at the slow link's pace, and who sends it does nothing else.
+            link.unwell_until = max(link.unwell_until, link.up.free_at)
 
         scene.at(fault.seconds, mend)
 

@@ -51,7 +51,7 @@ KILLED_STILL = re.compile(r"island (\S+): killed, no progress")
 class Watch:
     """Follows one simulation; `violations` stays empty while all is well."""
 
-    def __init__(self, simulation: Simulation, tell: Callable[[str, bytes], None]) -> None:
+    def __init__(self, simulation: Simulation, tell: Callable[[str], None] = lambda _: None) -> None:
         self.violations: list[str] = []
         self.log: list[CommitRecord] = []
         self.states: set[str] = set()
@@ -92,7 +92,7 @@ class Watch:
     # ---- effects ----------------------------------------------------------------------------------------------------
 
     def _on_effect(self, verb: str, key: str, before: bytes | None, after: bytes | None) -> None:
-        self._tell(f"{verb} {key}", after or b"")
+        self._tell(f"{verb} {key} {hashlib.sha256(after or b'').hexdigest()[:12]}")
         if self.purged_at is not None:
             self._on_effect_after_purge(key, after)
         elif after is None:
@@ -218,7 +218,6 @@ class Watch:
         author = self._simulation.machines[commit.author]
         now = self._simulation.world.now
         unwell = min(now, author.link.unwell_until)
-        unwell = max(unwell, author.link.up.free_at)  # while it uploads, nobody looks
         hung = now - max(unwell, syncer.frozen_since, *(p.running_since for p in author.processes().values()))
         if hung > self._beat * (HUNG_PERIODS + 2 * self._simulation.config.sync.dead_after_reads):
             self._broken(f"commit {commit.seq} names {commit.successor} next, whose syncer hangs for {hung:.1f} s")
