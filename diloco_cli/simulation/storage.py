@@ -8,7 +8,6 @@ write, or a conditional create with two winners (GCS, S3 and R2 rule both out, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +31,6 @@ class Bucket:
         """Per folder its direct entries (names of folders end with a slash) and how many objects each stands for."""
 
     @staticmethod
-    @functools.lru_cache(maxsize=10_000)
     def _steps(key: str) -> list[tuple[str, str]]:
         """Return every folder above a key with the entry in it that leads there."""
         parts = key.split("/")

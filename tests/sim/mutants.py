@@ -157,7 +157,7 @@ MUTANTS = (
         "diloco_cli/island_watch.py",
         "        self._agent.missed()\n",
         "        self._agent._unchanged += 1\n",
-        kinds=("cut the laptop off", "freeze the supervisor", "cut everybody off"),
+        kinds=("cut the laptop off", "freeze the supervisor", "lose answers"),
     ),
     Mutant(
         "a heartbeat that hides a hung syncer",
