@@ -101,7 +101,22 @@ def open_store(url: str, run: str) -> ObjectStore:
         from diloco_runtime.store_memory import MemoryStore
 
         return MemoryStore(f"{place}/{run}")
+    if separator and kind in ("s3", "gs"):
+        return _open_bucket(url, run)
     raise ConfigError(
-        f'store = "{url}" is not supported; a run needs file:///absolute/folder, which its processes share. '
-        "memory://name lives in one process: for tests and benches, not for a spec"
+        f'store = "{url}" is not supported; a run needs s3://bucket/folder, gs://bucket/folder or '
+        "file:///absolute/folder. memory://name lives in one process: for tests and benches, not for a spec"
     )
+
+
+def _open_bucket(url: str, run: str) -> ObjectStore:
+    from diloco_runtime.store_cloud import CloudStore, parse_address
+
+    address = parse_address(url)
+    if address.scheme == "s3":
+        from diloco_runtime.store_s3 import S3Driver
+
+        return CloudStore(address, run, S3Driver(address))
+    from diloco_runtime.store_gcs import GcsDriver
+
+    return CloudStore(address, run, GcsDriver(address))

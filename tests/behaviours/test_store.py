@@ -123,7 +123,8 @@ def test_runs_of_one_store_do_not_meet(store_url: str) -> None:
 
 def test_the_same_url_is_the_same_store(store_url: str) -> None:
     open_store(store_url, "trial").create("a/b", b"x")
-    assert open_store(store_url + "/", "trial").get("a/b") == b"x"
+    place, mark, options = store_url.partition("?")
+    assert open_store(f"{place}/{mark}{options}", "trial").get("a/b") == b"x"
 
 
 def test_readers_see_one_body_or_the_other_while_it_is_replaced(store: ObjectStore) -> None:
@@ -172,8 +173,20 @@ def test_the_counting_store_counts_requests_and_bytes(store: ObjectStore) -> Non
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("gs://bucket/x", "file:///absolute/folder"),
-        ("s3://bucket", "memory://name"),
+        ("ftp://bucket/x", "s3://bucket/folder, gs://bucket/folder or file:///absolute/folder"),
+        ("az://bucket", "memory://name"),
+        ("s3://", "names no bucket"),
+        ("gs:///folder", "names no bucket"),
+        ("s3://Bucket/x", "names no bucket"),
+        ("gs://bucket/a b", "the folder may have"),
+        ("s3://bucket/../x", "the folder may have"),
+        ("s3://bucket/x?endpont=https://host", "unknown option endpont"),
+        ("s3://bucket/x?endpoint=host", "endpoint must be a URL"),
+        ("s3://bucket/x?endpoint=https://name:password@host", "without a name or a password"),
+        ("s3://bucket/x?addressing=both", "addressing must be"),
+        ("gs://bucket/x?region=us-east-1", "for s3:// only"),
+        ("s3://bucket/x?credentials=file:keys.json", "credentials names where they come from"),
+        ("gs://bucket/x?credentials=profile:work", "credentials names where they come from"),
         ("/just/a/path", "not supported"),
         ("", "not supported"),
         ("file:relative", "not supported"),
@@ -186,6 +199,23 @@ def test_the_counting_store_counts_requests_and_bytes(store: ObjectStore) -> Non
 def test_unknown_urls_are_refused_with_a_remedy(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_store(url, "trial")
+
+
+SECRETS_IN_URLS = [
+    *(
+        "s3://AKIA:hunter2@bucket/x",
+        "s3://bucket/x?credentials=hunter2",
+        "s3://bucket/x?endpoint=https://a:hunter2@host",
+    ),
+    *("gs://bucket/x?hunter2", "gs://bucket/x#hunter2"),
+]
+
+
+@pytest.mark.parametrize("url", SECRETS_IN_URLS)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        open_store(url, "trial")
+    assert "hunter2" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "Trial", "-x", "x-", "a" * 41])
