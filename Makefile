@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 SCHEDULES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long sim interleave mutants lint types bench wheel clean
+.PHONY: help venv demo demo-s3 demo-gcs test test-long sim interleave mutants lint types bench wheel clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(READY) ## make .venv with the pinned dependencies and this project (editable)
 
@@ -24,6 +24,12 @@ $(READY): pyproject.toml runtime/pyproject.toml constraints.txt
 
 demo: venv ## train three islands on real text, kill one, see it come back, sample from the result
 	$(BIN)/python examples/shakespeare/demo.py
+
+demo-s3: venv ## the same with the blackboard in a bucket of an S3 server (SeaweedFS) on this machine
+	$(BIN)/python -m tests.support.demo s3
+
+demo-gcs: venv ## the same with a server of Google Cloud Storage's interface (fake-gcs-server)
+	$(BIN)/python -m tests.support.demo gcs
 
 test: venv ## run the tests (but for the long ones)
 	$(BIN)/python -m pytest -m 'not long'

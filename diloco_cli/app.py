@@ -81,6 +81,24 @@ def plan(spec: SpecPath = DEFAULT_SPEC, json: Json = False) -> None:
 
 
 @app.command(rich_help_panel=RUNNING)
+def check(spec: SpecPath = DEFAULT_SPEC, json: Json = False) -> None:
+    """Try the store out: rights, conditions, speed, clock, what leaving it costs.
+
+    Leaves nothing there. `up` and `train` prove rights and conditions by themselves.
+    """
+    from diloco_cli.spec import load_spec
+    from diloco_cli.store_check import check as check_store
+
+    found = check_store(load_spec(spec))
+    if json:
+        _print_json(found.as_json())
+    else:
+        from diloco_cli.views import print_check
+
+        print_check(found)
+
+
+@app.command(rich_help_panel=RUNNING)
 def simulate(
     spec: SpecPath = DEFAULT_SPEC,
     commits: Annotated[int, typer.Option("--commits", min=1, help="Outer steps simulated one by one.")] = 1000,
@@ -151,7 +169,7 @@ def down(
 
     loaded = load_spec(spec)
     if purge and not yes:
-        ask(f"Delete everything run {loaded.name} has in {loaded.store}, the model included?", default=False)
+        ask(f"Delete everything run {loaded.name} has in {loaded.place}, the model included?", default=False)
     take_down(loaded, now, purge, typer.echo)
 
 

@@ -85,7 +85,7 @@ def make_plan(spec: Spec, existing: Existing, run_home: Path | None) -> Plan:
     )
     return Plan(
         run=spec.name,
-        store=spec.store,
+        store=spec.place,
         provider=spec.provider.kind,
         run_id=existing.run_id,
         log_position=existing.log_position,
@@ -100,7 +100,7 @@ def make_plan(spec: Spec, existing: Existing, run_home: Path | None) -> Plan:
 
 
 def _creates(spec: Spec, existing: Existing) -> tuple[str, ...]:
-    found = [] if existing.run_id is not None else [f"{spec.store}/{spec.name}/run.json (the run's identity)"]
+    found = [] if existing.run_id is not None else [f"{spec.place}/{spec.name}/run.json (the run's identity)"]
     missing = [island.name for island in spec.islands if island.name not in existing.islands]
     if missing:
         count = f"{len(missing)} island{'s' if len(missing) > 1 else ''}"

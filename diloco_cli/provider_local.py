@@ -20,6 +20,7 @@ from diloco_cli import places
 from diloco_cli.looking import ProcessSight
 from diloco_cli.spec import Island, Spec
 from diloco_runtime.clock import Clock
+from diloco_runtime.store import without_options
 
 if TYPE_CHECKING:
     import psutil
@@ -69,15 +70,21 @@ def find_run_ids(store: str, run: str) -> set[str]:
     """Return the ids of the runs whose agents work here for this folder of a store, also of runs purged meanwhile."""
     import psutil
 
-    wanted = f"--store {store} --run {run} "
+    wanted = (without_options(store), run)
     found = set()
     for process in psutil.process_iter():
         try:
-            if wanted in " ".join(process.cmdline()) and (run_id := process.environ().get(RUN_MARK)):
+            if _works_for(process.cmdline()) == wanted and (run_id := process.environ().get(RUN_MARK)):
                 found.add(run_id)
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def _works_for(arguments: list[str]) -> tuple[str, str] | None:
+    """Return the store and the name of the run that an island's process was started for."""
+    given = dict(zip(arguments, arguments[1:], strict=False))
+    return (without_options(given["--store"]), given["--run"]) if {"--store", "--run"} <= given.keys() else None
 
 
 def _sort(processes: list[psutil.Process]) -> IslandProcesses:

@@ -17,15 +17,9 @@ from diloco_cli.spec import Spec
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock, SystemClock, SystemNonces
 from diloco_runtime.config import RunConfig
-from diloco_runtime.errors import ConfigError, RunMismatch, StoreUnavailable
+from diloco_runtime.errors import ConfigError, RunMismatch
 from diloco_runtime.records import ControlRecord, RunRecord
-from diloco_runtime.store import AlreadyExists, ObjectStore, open_store
-
-PREFLIGHT = "preflight/"
-"""Folder beside `run.json` in which the store is tried out; it is there only meanwhile."""
-
-PREFLIGHT_SECONDS = 600
-"""Age from which a probe in it was left by a process that died, on clocks that agree to minutes: none takes so long."""
+from diloco_runtime.store import open_store
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Run:
 
 def place(spec: Spec) -> str:
     """Return the run's folder as a URL."""
-    return f"{spec.store}/{spec.name}"
+    return f"{spec.place}/{spec.name}"
 
 
 def find_run(spec: Spec) -> Run | None:
@@ -78,7 +72,7 @@ def require_run(spec: Spec) -> Run:
     """Return the spec's run; raise `RunMismatch` with what to do when there is none."""
     run = find_run(spec)
     if run is None:
-        raise RunMismatch(f"there is no run {spec.name} in {spec.store}; `diloco train {spec.path.name}` starts it")
+        raise RunMismatch(f"there is no run {spec.name} in {spec.place}; `diloco train {spec.path.name}` starts it")
     return run
 
 
@@ -112,43 +106,6 @@ def create_run(spec: Spec) -> tuple[Run, bool]:
     standing = Blackboard(store, "", clock, nonces).create_run(record)
     board = Blackboard(store, standing.run_id, clock, nonces)
     return Run(spec, standing, board, clock), standing.nonce == record.nonce
-
-
-def preflight(spec: Spec) -> None:
-    """Write, read, list and delete one small object; raise `StoreUnavailable` naming the verb that does not work."""
-    store, now = open_store(spec.store, spec.name), int(SystemClock().wall())
-    nonce = SystemNonces().new()
-    folder, data = f"{PREFLIGHT}{now}-{nonce}/", nonce.encode()
-    key = f"{folder}probe.txt"
-    try:
-        _remove_old_probes(store, now)
-        store.create(key, data)
-        _try_create_again(store, key)
-        if store.get(key) != data:
-            raise StoreUnavailable(f"{store.url}: an object that was just written reads back differently")
-        if store.list(folder) != [key]:
-            raise StoreUnavailable(f"{store.url}: an object that was just written is not listed")
-        store.delete(key)
-        if store.get(key) is not None:
-            raise StoreUnavailable(f"{store.url}: an object that was deleted is still there")
-    finally:
-        store.delete_tree(folder)
-
-
-def _remove_old_probes(store: ObjectStore, now: int) -> None:
-    """Remove what processes that died in their `preflight` left; one that is at work right now keeps its probe."""
-    for name in store.list_folders(PREFLIGHT):
-        began, _, _ = name.partition("-")
-        if not began.isdecimal() or now - int(began) > PREFLIGHT_SECONDS:
-            store.delete_tree(f"{PREFLIGHT}{name}/")
-
-
-def _try_create_again(store: ObjectStore, key: str) -> None:
-    try:
-        store.create(key, b"second")
-    except AlreadyExists:
-        return
-    raise StoreUnavailable(f"{store.url}: an existing object was created again; this store cannot hold a run")
 
 
 # ---- identity -------------------------------------------------------------------------------------------------------

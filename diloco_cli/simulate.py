@@ -199,7 +199,7 @@ def simulate(spec: Spec, seed: int, commits: int = COMMITS) -> Report:
     rows = compare(spec, case)
     return Report(
         run=spec.name,
-        store=spec.store,
+        store=spec.place,
         seed=seed,
         budget=case.config.tokens,
         parameters=case.sizes.parameters,

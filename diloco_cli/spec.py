@@ -16,8 +16,10 @@ from pydantic import Field, ValidationError
 from diloco_cli import spec_problems
 from diloco_cli.assumptions import IslandAssumptions, SimulateTable, of_island
 from diloco_cli.errors import SpecError
+from diloco_cli.spec_store import StoreTable, heartbeat_problems, resolve_store
 from diloco_runtime.config import DataConfig, InnerConfig, ModelConfig, OuterConfig, RunConfig, Settings, SyncConfig
 from diloco_runtime.keys import is_island_name, is_run_name
+from diloco_runtime.store import without_options
 
 NAME_RULE = "1 to 40 characters: lower-case letters, digits and dashes, a letter first, no dash last"
 TRAINING_TABLES = ("model", "data", "inner", "outer", "sync")
@@ -29,7 +31,8 @@ class RunTable(Settings):
     name: str
     """Name of the run: the folder on the blackboard and the prefix of everything that is started for it."""
     store: str
-    """Folder of the blackboard as a URL: file:///absolute/path, or file://./path relative to the spec."""
+    """Folder of the blackboard as a URL: s3://bucket/folder, gs://bucket/folder, file:///absolute/path, or
+    file://./path relative to the spec."""
     tokens: int = Field(gt=0)
     """The budget: tokens merged into the global model, whoever trained them."""
     seed: int = Field(0, ge=0)
@@ -67,6 +70,7 @@ class SpecFile(Settings):
 
     run: RunTable
     """[run]: name, store and tokens are required."""
+    store: StoreTable = StoreTable()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     inner: InnerConfig = InnerConfig()
@@ -95,6 +99,7 @@ class Spec:
 
     path: Path
     store: str
+    """URL with everything that opens the store; see `place` for what people are shown."""
     config: RunConfig
     provider: ProviderTable
     islands: tuple[Island, ...]
@@ -104,6 +109,11 @@ class Spec:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def place(self) -> str:
+        """The store as messages call it: without options."""
+        return without_options(self.store)
 
     @property
     def root(self) -> Path:
@@ -126,10 +136,11 @@ def load_spec(path: str | Path) -> Spec:
     except ValidationError as error:
         problems += spec_problems.describe(error, SpecFile, raw)
     problems += _name_problems(raw)
-    store, store_problems = _resolve_store(raw, path.parent)
+    store, store_problems = resolve_store(_table(raw, "run"), _table(raw, "store"), path.parent)
     problems += store_problems
     if file is not None:
         problems += _provider_problems(file.provider) + _quorum_problems(file)
+        problems += heartbeat_problems(store, file.sync.heartbeat_every)
     config = None if problems or file is None else _resolve_config(file, raw, problems)
     if config is None or file is None:
         raise SpecError([f"{path.name}: {problem}" for problem in problems])
@@ -180,27 +191,6 @@ def _name_problems(raw: dict[str, Any]) -> list[str]:
         elif not is_island_name(island):
             problems.append(f'[islands.{island}]: "{island}" is not a valid name; use {NAME_RULE}')
     return problems
-
-
-def _resolve_store(raw: dict[str, Any], root: Path) -> tuple[str, list[str]]:
-    """Return the store's URL with an absolute path, and what is wrong with it."""
-    url = _table(raw, "run").get("store")
-    if not isinstance(url, str):
-        return "", []  # absent or of a wrong type: reported with the shape of the file
-    scheme, mark, rest = url.partition("://")
-    where = f'[run] store = "{url}"'
-    if not mark:
-        return "", [f"{where}: not a URL; for a folder on this machine write file://{url or './blackboard'}"]
-    if scheme == "memory":
-        return "", [
-            f"{where}: a memory store lives inside one process, and islands are processes of their own; "
-            "write file://./blackboard"
-        ]
-    if scheme != "file":
-        return "", [f"{where}: this version keeps blackboards in file:// only; write file://./blackboard"]
-    if not rest:
-        return "", [f"{where}: names no folder; write file://./blackboard"]
-    return f"file://{(root / Path(rest).expanduser()).resolve()}", []
 
 
 def _provider_problems(provider: ProviderTable) -> list[str]:

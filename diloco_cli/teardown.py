@@ -16,8 +16,9 @@ from diloco_cli import places
 from diloco_cli.claim import is_gone
 from diloco_cli.errors import TeardownFailed
 from diloco_cli.provider_local import IslandProcesses, end, find_islands, find_run_ids, find_trains, is_alive
-from diloco_cli.runs import PREFLIGHT, Run, find_run, request_stop
+from diloco_cli.runs import Run, find_run, request_stop
 from diloco_cli.spec import Spec
+from diloco_cli.store_check import PREFLIGHT
 from diloco_cli.supervision import LEAVE_WAIT
 from diloco_runtime.clock import Clock, SystemClock
 from diloco_runtime.errors import CorruptObject, DilocoError, StoreUnavailable
@@ -66,7 +67,7 @@ def take_down(spec: Spec, now: bool, purge: bool, say: Say) -> None:
             f"every process on this machine is ended, but the store could not be asked ({teardown.outage}); run "
             "`diloco down` again when it answers"
         )
-    say(f"run {run.name} is down" if run is not None else f"there is no run {spec.name} in {spec.store}")
+    say(f"run {run.name} is down" if run is not None else f"there is no run {spec.name} in {spec.place}")
     if purge:
         say(_purge(spec, run))
 

@@ -27,11 +27,11 @@ from diloco_cli.runs import (
     check_usable,
     create_run,
     find_run,
-    preflight,
     ready_to_train,
 )
 from diloco_cli.spec import Spec
 from diloco_cli.status import StatusReport
+from diloco_cli.store_check import preflight
 from diloco_cli.supervision import End
 from diloco_cli.supervisor import TICK, Supervisor
 from diloco_cli.views import LiveView, summary_lines

@@ -19,6 +19,7 @@ from diloco_cli.island_report import IslandReport, lasting_problems
 from diloco_cli.plan import Plan
 from diloco_cli.simulate import Report
 from diloco_cli.status import StatusReport
+from diloco_cli.store_check import StoreReport
 from diloco_runtime.clock import Clock
 
 PLAIN_WIDTH = 150
@@ -98,6 +99,26 @@ def _estimate_lines(plan: Plan) -> list[str]:
         f"checkpoints: {size(estimate.checkpoint_bytes)} per island every {estimate.checkpoint_every:g} s",
         *(f"! {warning}" for warning in estimate.warnings),
     ]
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+def print_check(report: StoreReport) -> None:
+    """Print what a store can do and what it is like from here."""
+    console = _console()
+    offset = "unknown" if report.clock_offset is None else f"{report.clock_offset:+.0f} s against the store's"
+    rates = [bit_rate(rate * 8e-9) for rate in (report.upload_rate, report.download_rate)]
+    console.print(f"{report.place} can hold a run")
+    for line in (
+        *(f"works: {what}" for what in report.proved),
+        f"a small read takes {duration(report.read_seconds)}, a small create {duration(report.create_seconds)}",
+        f"one transfer moves {rates[0]} up, {rates[1]} down",
+        f"this machine's clock: {offset}",
+        f"region: {report.region or 'unknown'}; reading from elsewhere costs: {report.egress}",
+        *(f"! {warning}" for warning in report.warnings),
+    ):
+        console.print(line)
 
 
 # ---- simulate -------------------------------------------------------------------------------------------------------

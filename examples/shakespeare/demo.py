@@ -1,6 +1,7 @@
 """The whole thing in a few minutes: three islands train one model on real text, one is killed, a model comes out.
 
 Drives the `diloco` command exactly as a person would, in this directory. Ends by itself; Ctrl-C takes the run down.
+Another spec beside run.toml may be named: `python demo.py run-s3.toml`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def show(command: str) -> None:
     print(f"\n$ {command}", flush=True)
 
 
-def status() -> dict[str, Any] | None:
+def status(spec: str) -> dict[str, Any] | None:
     """Return what `diloco status --json` says, or None while there is no run yet."""
-    done = subprocess.run([*DILOCO, "status", SPEC, "--json"], cwd=HERE, capture_output=True, text=True, check=False)
+    done = subprocess.run([*DILOCO, "status", spec, "--json"], cwd=HERE, capture_output=True, text=True, check=False)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -54,10 +55,10 @@ def island(report: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def kill_half_way(training: subprocess.Popen[bytes]) -> None:
+def kill_half_way(training: subprocess.Popen[bytes], spec: str) -> None:
     """Wait until half of the budget is merged, then end every process of one island with SIGKILL."""
     while training.poll() is None:
-        report = status()
+        report = status(spec)
         if report is not None and report["tokens"] >= report["budget"] / 2:
             pid = island(report, VICTIM)["pid"]
             if pid is not None:
@@ -69,37 +70,37 @@ def kill_half_way(training: subprocess.Popen[bytes]) -> None:
             training.wait(LOOK_SECONDS)
 
 
-def train() -> None:
+def train(spec: str) -> None:
     """Train to the end, with the kill half-way."""
-    show(f"diloco train {SPEC}")
-    training = subprocess.Popen([*DILOCO, "train", SPEC], cwd=HERE)
-    killer = threading.Thread(target=kill_half_way, args=(training,), daemon=True)
+    show(f"diloco train {spec}")
+    training = subprocess.Popen([*DILOCO, "train", spec], cwd=HERE)
+    killer = threading.Thread(target=kill_half_way, args=(training, spec), daemon=True)
     killer.start()
     try:
         code = training.wait(LIMIT_SECONDS)
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
-        diloco("down", SPEC, "--now", "--yes")
+        diloco("down", spec, "--now", "--yes")
         raise SystemExit("the demo was stopped; its islands are down") from None
     if code != 0:
-        raise SystemExit(f"`diloco train` ended with {code}; see `diloco logs {SPEC}`")
+        raise SystemExit(f"`diloco train` ended with {code}; see `diloco logs {spec}`")
 
 
-def main() -> None:
+def main(spec: str = SPEC) -> None:
     """Fetch the corpus, train, and print what came out."""
     started = time.monotonic()
     subprocess.run([sys.executable, str(HERE / "get_corpus.py")], check=True)
-    if status() is not None:
+    if status(spec) is not None:
         # An earlier demo's run: the same name again means a new run.
-        diloco("down", SPEC, "--purge", "--yes")
-    train()
-    report = status()
+        diloco("down", spec, "--purge", "--yes")
+    train(spec)
+    report = status(spec)
     assert report is not None
     before, after = (
-        float(json.loads(diloco("eval", SPEC, *at, "--json"))["held_out_loss"]) for at in (["--at", "0"], [])
+        float(json.loads(diloco("eval", spec, *at, "--json"))["held_out_loss"]) for at in (["--at", "0"], [])
     )
-    exported = diloco("export", SPEC, "--force", "-o", EXPORT).strip()
-    show(f"diloco sample {SPEC} --prompt 'HAMLET.' --length 300")
-    print(diloco("sample", SPEC, "--prompt", "HAMLET.", "--length", "300").strip())
+    exported = diloco("export", spec, "--force", "-o", EXPORT).strip()
+    show(f"diloco sample {spec} --prompt 'HAMLET.' --length 300")
+    print(diloco("sample", spec, "--prompt", "HAMLET.", "--length", "300").strip())
     fates = report["fates"]
     print(f"\nheld-out loss of the global model   {before:.3f} -> {after:.3f} nats per byte")
     print(f"tokens credited                     {report['tokens']:,.0f} (budget {report['budget']:,})")
@@ -115,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

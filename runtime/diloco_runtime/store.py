@@ -80,6 +80,11 @@ def check_body(key: str, data: bytes) -> None:
         raise ValueError(f"an empty object cannot be written ({key})")
 
 
+def without_options(url: str) -> str:
+    """Return a store's URL as people are shown it: a bucket's without the options that say how to reach it."""
+    return url.partition("?")[0] if url.startswith(("s3://", "gs://")) else url
+
+
 def open_store(url: str, run: str) -> ObjectStore:
     """Return the store that holds run `run` below `url`; raise `ConfigError` when `url` names no store known here."""
     if not is_run_name(run):

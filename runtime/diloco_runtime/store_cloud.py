@@ -143,6 +143,15 @@ class Page:
     token: str = ""
 
 
+@dataclass(frozen=True)
+class BucketFacts:
+    """What a bucket's own settings say; empty: unknown, or these credentials may not ask."""
+
+    region: str = ""
+    keeps_deleted: str = ""
+    """A warning, when objects go on costing money after they are deleted."""
+
+
 class Driver(Protocol):
     """Requests to one bucket, one each, inside the storage loop. Names are whole object names."""
 
@@ -166,6 +175,9 @@ class Driver(Protocol):
 
     async def server_time(self) -> float | None:
         """Return the service's clock in seconds since 1970, to the second, or None when it does not tell."""
+
+    async def bucket_facts(self) -> BucketFacts:
+        """Return what the bucket's settings say, as far as these credentials may ask."""
 
     def judge(self, error: Exception) -> Trouble:
         """Tell what an error of any of these means."""
@@ -215,6 +227,10 @@ class CloudStore:
     def server_time(self) -> float | None:
         """Return the service's clock in seconds since 1970, to the second, or None when it does not tell."""
         return self._do("ask the time", "of it", self._driver.server_time)
+
+    def bucket_facts(self) -> BucketFacts:
+        """Return what the bucket's settings say, as far as these credentials may ask."""
+        return self._do("ask about", "the bucket", self._driver.bucket_facts)
 
     # ---- listings -----------------------------------------------------------------------------------------------
 

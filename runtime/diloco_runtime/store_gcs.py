@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from diloco_runtime.clock import SystemNonces
-from diloco_runtime.store_cloud import CHUNK, STALL, Address, Page, Trouble, date_seconds, network_trouble, read_all
+from diloco_runtime.store_cloud import (
+    CHUNK,
+    STALL,
+    Address,
+    BucketFacts,
+    Page,
+    Trouble,
+    date_seconds,
+    network_trouble,
+    read_all,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -116,6 +126,22 @@ class GcsDriver:
     async def server_time(self) -> float | None:
         async with self._request("GET", self._objects, {"maxResults": "1"}) as answer:
             return date_seconds(answer.headers.get("Date", ""))
+
+    async def bucket_facts(self) -> BucketFacts:
+        fields = {"fields": "location,softDeletePolicy,versioning"}
+        try:
+            async with self._request("GET", self._objects.removesuffix("/o"), fields) as answer:
+                found = json.loads(await answer.read())
+        except Refused:
+            return BucketFacts()  # reading a bucket's settings is a right of its own
+        seconds = int(found.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
+        keeps = ""
+        if seconds:
+            keeps = f"the bucket keeps deleted objects for {seconds / 86400:.0f} more days (soft delete), which cost"
+        elif found.get("versioning", {}).get("enabled"):
+            keeps = "the bucket keeps deleted objects as old versions (object versioning), which cost"
+        remedy = " like any other; nearly everything a run writes is deleted soon: turn that off for this bucket"
+        return BucketFacts(str(found.get("location", "")).lower(), keeps + remedy if keeps else "")
 
     # ---- requests -----------------------------------------------------------------------------------------------
 

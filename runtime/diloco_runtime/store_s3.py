@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from diloco_runtime.store_cloud import (
@@ -16,6 +17,7 @@ from diloco_runtime.store_cloud import (
     CONNECTIONS,
     STALL,
     Address,
+    BucketFacts,
     Page,
     Trouble,
     date_seconds,
@@ -145,6 +147,18 @@ class S3Driver:
         del files
         return date_seconds(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
 
+    async def bucket_facts(self) -> BucketFacts:
+        files, client = await self._client()
+        head = await _unless_refused(client.head_bucket(Bucket=self._address.bucket))
+        versions = await _unless_refused(client.get_bucket_versioning(Bucket=self._address.bucket))
+        del files
+        keeps = (
+            "the bucket keeps deleted objects as old versions, which cost like any other: turn versioning off, or let "
+            "a lifecycle rule expire noncurrent versions"
+        )
+        headers = head.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        return BucketFacts(headers.get("x-amz-bucket-region", ""), keeps if versions.get("Status") else "")
+
     # ---- session ------------------------------------------------------------------------------------------------
 
     async def _client(self) -> tuple[s3fs.S3FileSystem, Any]:
@@ -173,6 +187,16 @@ class S3Driver:
         if isinstance(error, exceptions.HTTPClientError):
             return Trouble("again", f"the connection failed: {error}", "check the endpoint and the network")
         return Trouble("permanent", f"{type(error).__name__}: {error}", "see --debug")
+
+
+async def _unless_refused(request: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer, an empty one when the service refuses the question."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return await request
+    except ClientError:
+        return {}
 
 
 class MissingKeys(Exception):

@@ -11,8 +11,9 @@ from diloco_cli.claim import Claim
 from diloco_cli.errors import AnotherSupervisor, NothingThere
 from diloco_cli.formats import count, duration, size
 from diloco_cli.logs import LogFile, in_order, log_files, new_lines, newest_lines, show
-from diloco_cli.runs import Run, budget_of, create_run, preflight, ready_to_train, request_stop
+from diloco_cli.runs import Run, budget_of, create_run, ready_to_train, request_stop
 from diloco_cli.spec import Spec, load_spec
+from diloco_cli.store_check import preflight
 from diloco_cli.teardown import take_down
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import SystemNonces
@@ -146,10 +147,10 @@ def everything_in(folder: Path) -> list[str]:
 
 def test_what_a_killed_preflight_left_goes_with_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, now = write_spec(tmp_path), [1_700_000_000.0]
-    monkeypatch.setattr("diloco_cli.runs.SystemClock.wall", lambda clock: now[0])
+    monkeypatch.setattr("diloco_cli.store_check.SystemClock.wall", lambda clock: now[0])
     for verb in ("get", "list", "delete"):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("diloco_cli.runs.open_store", lambda *place: DyingStore(open_store(*place), verb))  # noqa: B023
+            patched.setattr("diloco_cli.store_check.open_store", lambda *place: DyingStore(open_store(*place), verb))  # noqa: B023
             preflight(spec)
     store = open_store(spec.store, spec.name)
     assert len(store.list("")) == 3

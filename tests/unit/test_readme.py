@@ -15,12 +15,14 @@ from diloco_cli.app import app
 from diloco_cli.assumptions import IslandAssumptions, SimulateTable
 from diloco_cli.exit_codes import MEANINGS
 from diloco_cli.spec import IslandTable, ProviderTable, RunTable, Spec, load_spec
+from diloco_cli.spec_store import StoreTable
 from diloco_runtime.config import DataConfig, InnerConfig, ModelConfig, OuterConfig, SyncConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 TABLES = {
     "run": RunTable,
+    "store": StoreTable,
     "model": ModelConfig,
     "data": DataConfig,
     "inner": InnerConfig,
@@ -137,10 +139,10 @@ def test_commands_in_the_text_exist() -> None:
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
-    documented = {code_in(target)[0].split()[1] for target, _ in rows(section("Development"), "target")}
+    targets = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
+    documented = {name.split()[1] for target, _ in rows(section("Development"), "target") for name in code_in(target)}
     assert documented == targets - {"help", "venv"}
-    for named in re.findall(r"(?:`|^    )make ((?:[A-Z]+=\S+ )?[a-z-]+)", README, re.M):
+    for named in re.findall(r"(?:`|^    )make ((?:[A-Z]+=\S+ )?[a-z0-9-]+)", README, re.M):
         assert named.split()[-1] in targets
 
 

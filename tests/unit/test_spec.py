@@ -58,11 +58,12 @@ def test_quorum_of_all_becomes_the_number_of_islands(tmp_path: Path) -> None:
 
 def test_what_open_store_recommends_for_a_run_is_what_a_spec_takes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        open_store("s3://bucket", "demo")
+        open_store("az://bucket", "demo")
     said = str(caught.value)
-    recommended = re.findall(r"\w+://[\w/]+", said.split("a run needs ")[1].split(",")[0])
-    assert recommended == ["file:///absolute/folder"]
-    assert load(tmp_path, GOOD.replace("file://./bb", recommended[0])).store == recommended[0]
+    recommended = re.findall(r"\w+://[\w/]+", said.split("a run needs ")[1].split(". ")[0])
+    assert recommended == ["s3://bucket/folder", "gs://bucket/folder", "file:///absolute/folder"]
+    for url in recommended:
+        assert load(tmp_path, GOOD.replace("file://./bb", url)).store == url
     (refused,) = re.findall(r"(memory://\w+) [^:]*: for tests and benches, not for a spec", said)
     assert "lives inside one process" in problems(tmp_path, GOOD.replace("file://./bb", refused))[0]
 
@@ -90,6 +91,8 @@ def test_an_absolute_store_stays_and_a_home_folder_is_expanded(tmp_path: Path) -
         ("[sync]\nin_flight = 7", "[sync] in_flight = 7 is more than fragments = 6", "lower in_flight"),
         ("[model]\nwidth = 30", "[model] width = 30 is not a multiple of heads = 4", "change one of them"),
         ('[provider]\nkind = "skypilot"', '[provider] kind = "skypilot": this version has', 'write kind = "local"'),
+        ('[store]\nregion = "auto"', "[store] region: for s3:// and gs:// only", "remove it"),
+        ('[store]\nendpont = "x"', "[store] endpont: unknown key", "did you mean endpoint?"),
         ('[provider]\nkind = "x"', '[provider] kind = "x": there is no such provider', 'write kind = "local"'),
         ("[islands.North]", "[islands.north] and [islands.North] name one island twice", "rename one"),
         ("[islands.a_b]", '[islands.a_b]: "a_b" is not a valid name', "lower-case letters, digits and dashes"),
@@ -111,7 +114,13 @@ def test_one_wrong_key_is_named_with_its_remedy(tmp_path: Path, added: str, tabl
         ('name = "demo"', 'name = "../demo"', '[run] name = "../demo": not a valid name; use 1 to 40 characters'),
         ('name = "demo"', 'name = ""', '[run] name = "": not a valid name'),
         ("file://./bb", "memory://x", "a memory store lives inside one process"),
-        ("file://./bb", "gs://bucket/x", "this version keeps blackboards in file:// only"),
+        (
+            "file://./bb",
+            "az://bucket/x",
+            "no such kind of store; write s3://bucket/folder, gs://bucket/folder or file:",
+        ),
+        ("file://./bb", "s3://", '[run] store = "s3://": names no bucket; write s3://bucket/folder'),
+        ("file://./bb", "s3://bucket/x?region=a", '[run] store = "s3://bucket/x?...": options belong into the table'),
         ("file://./bb", "./bb", "not a URL; for a folder on this machine write file://./bb"),
         ("file://./bb", "file://", "names no folder"),
         ('files = ["a.txt"]', "", 'data.files is empty; a "gpt" model needs text files'),
