@@ -29,12 +29,6 @@ from diloco_runtime.store import AlreadyExists, Names, check_body, check_key, ch
 
 T = TypeVar("T")
 
-STALL = 15.0
-"""Seconds without a byte after which a request counts as failed."""
-SLOWEST = 32 * 1024
-"""Bytes per second below which, on average and after `STALL`, a transfer counts as failed."""
-PATIENCE = 30.0
-"""Seconds after its first try in which a verb begins another one. Whoever calls may have more; a person has not."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between tries: doubled each time, and drawn at random, so that islands that failed together do not return
 together."""
@@ -125,6 +119,21 @@ def _check_options(address: Address, where: str) -> None:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How long a request is waited for."""
+
+    stall: float = 15.0
+    """Seconds without a byte after which a request counts as failed."""
+    slowest: float = 32 * 1024
+    """Bytes per second below which, on average and after `stall`, a transfer counts as failed."""
+    patience: float = 30.0
+    """Seconds after its first try in which a verb begins another one. Whoever calls may have more; a person has not."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Trouble:
     """What an error of a storage library means."""
 
@@ -132,6 +141,9 @@ class Trouble:
     """taken: the key exists. again: try again. expired: once more with new credentials. permanent: tell the user."""
     words: str
     remedy: str = ""
+
+
+NO_ANSWER = Trouble("again", "no answer in time", "check the endpoint and the network")
 
 
 @dataclass(frozen=True)
@@ -170,8 +182,12 @@ class Driver(Protocol):
     async def delete(self, name: str) -> None:
         """Remove an object; absent is fine."""
 
-    async def renew(self) -> None:
-        """Read the credentials again from where they come from."""
+    def session(self) -> object:
+        """Return what stands for the credentials now in use."""
+
+    def renew(self, session: object) -> None:
+        """Let the next request read the credentials again from where they come from, unless that happened since
+        `session`."""
 
     async def server_time(self) -> float | None:
         """Return the service's clock in seconds since 1970, to the second, or None when it does not tell."""
@@ -186,11 +202,14 @@ class Driver(Protocol):
 class CloudStore:
     """Objects of one run below a folder of a bucket. Every request is a request: nothing is cached."""
 
-    def __init__(self, address: Address, run: str, driver: Driver) -> None:
+    def __init__(self, address: Address, run: str, driver: Driver, limits: Limits = LIMITS) -> None:
         folder = f"{address.folder}/{run}" if address.folder else run
         self.url = f"{address.scheme}://{address.bucket}/{folder}"
         self._prefix = folder + "/"
         self._driver = driver
+        self._limits = limits
+        self.page_size = 1000
+        """Names per request of a listing; 1000 is the most that S3 and Google give."""
 
     def get(self, key: str) -> bytes | None:
         check_key(key)
@@ -251,8 +270,8 @@ class CloudStore:
             if not token:
                 return found
 
-    def _page(self, prefix: str, delimiter: str, token: str, limit: int = 1000) -> Page:
-        what = prefix or "everything"
+    def _page(self, prefix: str, delimiter: str, token: str, limit: int = 0) -> Page:
+        what, limit = prefix or "everything", limit or self.page_size
         return self._do("list", what, lambda: self._driver.page(self._prefix + prefix, delimiter, token, limit))
 
     def _has_keys(self, folder: str) -> bool:
@@ -293,9 +312,10 @@ class CloudStore:
         pause = FIRST_PAUSE
         renewed = False
         while True:
+            session = self._driver.session()
             try:
                 # Downloads are watched byte by byte (`read_all`), since nobody knows their size before.
-                limit = 2 * STALL + size / SLOWEST if size else None
+                limit = 2 * self._limits.stall + size / self._limits.slowest if size else None
                 return await asyncio.wait_for(request(), limit)
             except Exception as error:
                 trouble = self._judge(error)
@@ -304,22 +324,16 @@ class CloudStore:
                 raise AlreadyExists(f"{key} exists in {self.url}") from problem
             if trouble.kind == "expired" and not renewed:
                 renewed = True
-                await self._renew(verb, key)
+                self._driver.renew(session)
                 continue
-            if trouble.kind != "again" or time.monotonic() - started + pause > PATIENCE:
+            if trouble.kind != "again" or time.monotonic() - started + pause > self._limits.patience:
                 raise self._unavailable(verb, key, trouble, time.monotonic() - started) from problem
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _renew(self, verb: str, key: str) -> None:
-        try:
-            await asyncio.wait_for(self._driver.renew(), 2 * STALL)
-        except Exception as error:
-            raise self._unavailable(verb, key, self._judge(error), 0.0) from error
-
     def _judge(self, error: Exception) -> Trouble:
         if isinstance(error, asyncio.TimeoutError):  # before Python 3.11 it is no TimeoutError
-            return Trouble("again", "no answer in time", "check the network")
+            return NO_ANSWER
         return self._driver.judge(error)
 
     def _unavailable(self, verb: str, key: str, trouble: Trouble, seconds: float) -> StoreUnavailable:
@@ -328,15 +342,15 @@ class CloudStore:
         return StoreUnavailable(f"{self.url}: cannot {verb} {key} ({trouble.words}{tried}){remedy}")
 
 
-async def read_all(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return a whole download; raise `asyncio.TimeoutError` when it is slower than `SLOWEST`."""
+async def read_all(chunks: AsyncIterator[bytes], limits: Limits) -> bytes:
+    """Return a whole download; raise `asyncio.TimeoutError` when it is too slow."""
     started = time.monotonic()
     parts: list[bytes] = []
     size = 0
     async for chunk in chunks:
         parts.append(chunk)
         size += len(chunk)
-        if time.monotonic() - started > STALL + size / SLOWEST:
+        if time.monotonic() - started > limits.stall + size / limits.slowest:
             raise asyncio.TimeoutError
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -362,6 +376,8 @@ def network_trouble(error: Exception) -> Trouble | None:
         return Trouble(
             "permanent", f"TLS failed: {chain[-1]}", "check the endpoint, this machine's clock and its certificates"
         )
+    if any(isinstance(link, asyncio.TimeoutError | TimeoutError) for link in chain):
+        return NO_ANSWER
     if any(isinstance(link, aiohttp.ClientConnectorDNSError) for link in chain):
         return Trouble("again", "its host has no address", "check the endpoint's spelling, and the network")
     if any(isinstance(link, aiohttp.ClientError | OSError | asyncio.TimeoutError) for link in chain):

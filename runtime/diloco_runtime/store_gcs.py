@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,10 @@ from urllib.parse import quote
 from diloco_runtime.clock import SystemNonces
 from diloco_runtime.store_cloud import (
     CHUNK,
-    STALL,
+    LIMITS,
     Address,
     BucketFacts,
+    Limits,
     Page,
     Trouble,
     date_seconds,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import gcsfs
 
 _CONNECT_SECONDS = 10.0
-_RENEWED_LATELY = 5.0
 _NO_KEYS = "give it credentials: `gcloud auth application-default login`, or [store] credentials"
 _CLOCK = Trouble("permanent", "this machine's clock is wrong", "set it; timedatectl shows it")
 _BUSY = Trouble("again", "it is overloaded or asks for fewer requests", "try again later")
@@ -60,10 +59,10 @@ class GcsDriver:
 
     phantom_folders = False
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, limits: Limits = LIMITS) -> None:
         self._address = address
+        self._limits = limits
         self._files: gcsfs.GCSFileSystem | None = None
-        self._renewed = 0.0
         self._nonces = SystemNonces()
         self._base = f"{address.endpoint or 'https://storage.googleapis.com'}".rstrip("/")
         self._objects = f"/storage/v1/b/{quote(address.bucket, safe='')}/o"
@@ -71,7 +70,7 @@ class GcsDriver:
     async def get(self, name: str) -> bytes | None:
         try:
             async with self._request("GET", self._object(name), {"alt": "media"}) as answer:
-                data = await read_all(answer.content.iter_chunked(CHUNK))
+                data = await read_all(answer.content.iter_chunked(CHUNK), self._limits)
         except Refused as refused:
             if refused.status == 404 and not _is_about_bucket(refused):
                 return None
@@ -118,9 +117,12 @@ class GcsDriver:
             if refused.status != 404 or _is_about_bucket(refused):
                 raise
 
-    async def renew(self) -> None:
-        if time.monotonic() - self._renewed > _RENEWED_LATELY:
-            self._renewed = time.monotonic()
+    def session(self) -> object:
+        return self._files
+
+    def renew(self, session: object) -> None:
+        # Of many requests that are refused together, the first one renews for all.
+        if self._files is session:
             self._files = None
 
     async def server_time(self) -> float | None:
@@ -164,7 +166,7 @@ class GcsDriver:
         files = await self._connected()
         session = await files._set_session()
         sent = await self._with_token(files, headers or {})
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=STALL)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._limits.stall)
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
         # `encoded`: slashes inside an object's name must stay %2F.
         url = URL(f"{self._base}{path}?{query}", encoded=True)
@@ -176,14 +178,14 @@ class GcsDriver:
     async def _connected(self) -> gcsfs.GCSFileSystem:
         if self._files is None:
             # Finding credentials may ask a metadata server, and does so without asyncio.
-            self._files = await asyncio.wait_for(asyncio.to_thread(_file_system, self._address), 2 * STALL)
+            self._files = await asyncio.wait_for(asyncio.to_thread(_file_system, self._address), 2 * self._limits.stall)
         return self._files
 
     async def _with_token(self, files: gcsfs.GCSFileSystem, headers: dict[str, str]) -> dict[str, str]:
         """Add the bearer token, renewed when it is about to expire."""
         if files.credentials.credentials is not None:
             # Renewing is a request of its own, made without asyncio: it must not hold up all others.
-            await asyncio.wait_for(asyncio.to_thread(files.credentials.apply, headers), 2 * STALL)
+            await asyncio.wait_for(asyncio.to_thread(files.credentials.apply, headers), 2 * self._limits.stall)
         return headers
 
     def judge(self, error: Exception) -> Trouble:
@@ -261,12 +263,16 @@ def _file_system(address: Address) -> gcsfs.GCSFileSystem:
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs
 
-    return gcsfs.GCSFileSystem(
-        token=_token(address.credentials),
-        endpoint_url=address.endpoint or None,
-        use_listings_cache=False,
-        skip_instance_cache=True,
-    )
+    token = _token(address.credentials)
+    try:
+        return gcsfs.GCSFileSystem(
+            token=token, endpoint_url=address.endpoint or None, use_listings_cache=False, skip_instance_cache=True
+        )
+    except (LookupError, TypeError, ValueError):
+        if address.credentials in ("", "anonymous", "machine"):
+            raise
+        # Without the cause: its text may be taken from the key.
+        raise MissingCredentials(f"{address.credentials} holds no key that can be used") from None
 
 
 def _token(source: str) -> str | dict[str, Any]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from diloco_runtime.store_cloud import (
     CHUNK,
     CONNECTIONS,
-    STALL,
+    LIMITS,
     Address,
     BucketFacts,
+    Limits,
     Page,
     Trouble,
     date_seconds,
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import s3fs
 
 _CONNECT_SECONDS = 10.0
-_RENEWED_LATELY = 5.0
-"""Seconds in which one renewal of the credentials serves all requests that were refused together."""
 
 _NO_KEYS = "give it credentials: see [store] credentials"
 _WRONG_KEYS = "correct the keys that [store] credentials names"
@@ -80,12 +78,12 @@ _BY_CODE = {
 class S3Driver:
     """Requests to one bucket through aiobotocore."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, limits: Limits = LIMITS) -> None:
         self._address = address
+        self._limits = limits
         # Servers that keep objects as files tend to show folders that have lost their last object.
         self.phantom_folders = bool(address.endpoint)
         self._files: s3fs.S3FileSystem | None = None
-        self._renewed = 0.0
 
     async def get(self, name: str) -> bytes | None:
         from botocore.exceptions import ClientError
@@ -98,7 +96,7 @@ class S3Driver:
                 return None
             raise
         async with answer["Body"] as body:
-            data = await read_all(body.iter_chunks(CHUNK))
+            data = await read_all(body.iter_chunks(CHUNK), self._limits)
         if len(data) != answer["ContentLength"]:
             raise ConnectionError(f"{len(data)} of {answer['ContentLength']} bytes came")
         del files  # kept until here: its end closes the connections
@@ -131,9 +129,12 @@ class S3Driver:
         await client.delete_object(Bucket=self._address.bucket, Key=name)
         del files
 
-    async def renew(self) -> None:
-        if time.monotonic() - self._renewed > _RENEWED_LATELY:
-            self._renewed = time.monotonic()
+    def session(self) -> object:
+        return self._files
+
+    def renew(self, session: object) -> None:
+        # Of many requests that are refused together, the first one renews for all.
+        if self._files is session:
             self._files = None
 
     async def server_time(self) -> float | None:
@@ -163,7 +164,7 @@ class S3Driver:
 
     async def _client(self) -> tuple[s3fs.S3FileSystem, Any]:
         if self._files is None:
-            self._files = _file_system(self._address)
+            self._files = _file_system(self._address, self._limits)
         files = self._files
         return files, await files.set_session()
 
@@ -182,6 +183,8 @@ class S3Driver:
             return _EXPIRED
         if isinstance(error, exceptions.CredentialRetrievalError):
             return Trouble("again", "the credentials could not be fetched", "check where [store] credentials points")
+        if isinstance(error, RecursionError):  # the library follows redirects that lead nowhere until this
+            return _ELSEWHERE
         if found := network_trouble(error):
             return found
         if isinstance(error, exceptions.HTTPClientError):
@@ -227,13 +230,13 @@ def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _file_system(address: Address) -> s3fs.S3FileSystem:
+def _file_system(address: Address, limits: Limits) -> s3fs.S3FileSystem:
     import s3fs
 
     addressing = address.addressing or ("path" if address.endpoint else "auto")
     config = {
         "connect_timeout": _CONNECT_SECONDS,
-        "read_timeout": STALL,
+        "read_timeout": limits.stall,
         "max_pool_connections": CONNECTIONS,
         # `CloudStore` repeats, so that the tries are counted and a deadline holds.
         "retries": {"total_max_attempts": 1, "mode": "standard"},

@@ -15,8 +15,10 @@ from pathlib import Path
 from tests.support import buckets, servers
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "shakespeare"
-SERVERS = {"s3": (servers.seaweedfs, buckets.s3_bucket), "gcs": (servers.fake_gcs, buckets.gs_bucket)}
-BUCKET = "diloco-demo"
+SERVERS = {
+    "s3": (servers.seaweedfs, buckets.make_s3_bucket, buckets.s3_url),
+    "gcs": (servers.fake_gcs, buckets.make_gs_bucket, buckets.gs_url),
+}
 
 
 def spec_in_bucket(text: str, url: str) -> str:
@@ -29,9 +31,10 @@ def spec_in_bucket(text: str, url: str) -> str:
 
 
 def main(kind: str) -> int:
-    start, make_bucket = SERVERS[kind]
+    start, make_bucket, url = SERVERS[kind]
     with start() as server:
-        text = spec_in_bucket((EXAMPLE / "run.toml").read_text(), make_bucket(server, BUCKET))
+        make_bucket(server)
+        text = spec_in_bucket((EXAMPLE / "run.toml").read_text(), url(server.url, "demo"))
         spec = EXAMPLE / f"run-{kind}.toml"
         spec.write_text(text)
         print(

@@ -24,6 +24,9 @@ from pathlib import Path
 
 READY_SECONDS = 60.0
 KEY, SECRET = "diloco-tests", "diloco-tests-only-secret"
+"""Keys that may use objects and no more, as a run's should be."""
+ADMIN_KEY, ADMIN_SECRET = "diloco-admin", "diloco-admin-only-secret"
+"""Keys that may create buckets."""
 
 
 def free_port(also_above: int = 0) -> int:
@@ -91,12 +94,12 @@ def seaweedfs() -> Iterator[Server]:
     """Run an S3 server that accepts `KEY` with `SECRET`."""
     with tempfile.TemporaryDirectory(prefix="diloco-s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        identity = {
-            "name": "tests",
-            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
-            "actions": ["Admin", "Read", "List", "Tagging", "Write"],
-        }
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        keys = {"admin": (ADMIN_KEY, ADMIN_SECRET, ["Admin"]), "tests": (KEY, SECRET, ["Read", "List", "Write"])}
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret, actions) in keys.items()
+        ]
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         # Each has a twin for gRPC, 10,000 higher, and sockets in /tmp named after its port.
         ports = {part: free_port(10_000) for part in ("master", "volume", "filer", "admin", "s3")}
         command = [
