@@ -9,12 +9,12 @@ What this module guarantees (PROTOCOL.md, sections 1, 2, 6 and 9):
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from diloco_runtime import payloads
 from diloco_runtime.clock import Clock, Nonces
-from diloco_runtime.errors import CorruptObject, MissingPayload, RunMismatch, StoreUnavailable
+from diloco_runtime.errors import CorruptObject, RunMismatch, StoreUnavailable
 from diloco_runtime.keys import RUN, Keys
 from diloco_runtime.records import (
     CallRecord,
@@ -54,9 +54,19 @@ class Parse(Protocol):
 class Blackboard:
     """Typed access to one run. `run_id` is empty only for a caller that is about to create or look up the run."""
 
-    def __init__(self, store: ObjectStore, run_id: str, clock: Clock, nonces: Nonces, parse: Parse = decode) -> None:
-        """`parse`: turns stored bytes into a record; a simulation, which reads the same bytes often, remembers them."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        run_id: str,
+        clock: Clock,
+        nonces: Nonces,
+        parse: Parse = decode,
+        shard_bytes: int = payloads.SHARD_BYTES,
+    ) -> None:
+        """`parse`: turns stored bytes into a record; a simulation, which reads the same bytes often, remembers them.
+        `shard_bytes`: payloads above this size are cut into shards."""
         self.store = store
+        self._uploader = payloads.Uploader(store, shard_bytes)
         self._parse = parse
         self.run_id = run_id
         self.keys = Keys(run_id or "00000000")
@@ -258,18 +268,19 @@ class Blackboard:
     def put_payload(self, key: str, data: bytes) -> PayloadRef:
         """Write payload bytes under a key that carries a fresh nonce; return what a record needs to point at them."""
         self.check_identity(IDENTITY_TRUSTED_SECONDS)
-        self.store.put(key, data)
-        return PayloadRef(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return self._uploader.put(key, data)
 
     def get_payload(self, ref: PayloadRef) -> bytes:
         """Read payload bytes; raise `MissingPayload` when gone, `CorruptObject` when size or hash differ."""
         if not ref.key.startswith(self.keys.root + "/") or not is_key(ref.key):
             raise CorruptObject(f"payload key {ref.key!r} leaves the run's prefix")
-        data = self.store.get(ref.key)
-        if data is None:
-            raise MissingPayload(f"{ref.key} is gone")
-        if len(data) != ref.size:
-            raise CorruptObject(f"{ref.key} has {len(data)} bytes, its record says {ref.size}")
-        if hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise CorruptObject(f"{ref.key} has another hash than its record says")
-        return data
+        return payloads.read(self.store, ref)
+
+    def take_back(self, key: str, size: int) -> None:
+        """Delete whatever an upload of `size` bytes that failed may have left under `key`."""
+        self._uploader.take_back(key, size)
+
+    def delete_payload(self, ref: PayloadRef) -> None:
+        """Delete the objects of a payload that no record names, or will name."""
+        for key in payloads.object_keys(ref):
+            self.store.delete(key)

@@ -7,6 +7,7 @@ Kept: everything of the newest `keep_versions` versions of each fragment, and th
 from __future__ import annotations
 
 from diloco_runtime.blackboard import Blackboard
+from diloco_runtime.payloads import object_keys
 from diloco_runtime.records import CommitRecord
 
 
@@ -37,7 +38,7 @@ def collect(board: Blackboard, head: CommitRecord, fragments: int, keep_versions
         commit = board.read_commit(seq)
         kept = set()
         if commit is not None and is_pinned(seq, fragments, snapshot_every):
-            kept = {ref.key for ref in commit.params}
+            kept = {key for ref in commit.params for key in object_keys(ref)}
         for key in board.store.list(board.keys.blobs(seq)):
             if key not in kept:
                 board.store.delete(key)

@@ -57,7 +57,6 @@ class Draft:
     record: CommitRecord
     params: dict[str, torch.Tensor]
     momentum: dict[str, torch.Tensor] | None
-    blobs: list[str]
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class Merging:
         offers, weights, params, buffer = step.offers, step.weights, step.params, step.buffer
         merged = self._clock.monotonic()
         nonce = self._board.new_nonce()
-        refs, blobs = self._upload(seq, fragment, nonce, params, buffer)
+        refs = self._upload(seq, fragment, nonce, params, buffer)
         written = self._clock.monotonic()
         credited = self.credited_by(book)
         record = CommitRecord(
@@ -215,7 +214,7 @@ class Merging:
                 "write": written - merged,
             },
         )
-        return Draft(record, dict(params), None if buffer is None else dict(buffer), blobs)
+        return Draft(record, dict(params), None if buffer is None else dict(buffer))
 
     def _step(self, book: OfferBook, params: Tensors, buffer: Tensors | None, momentum: float) -> _Step:
         """Merge the valid offers and make the outer step.
@@ -236,9 +235,7 @@ class Merging:
             book.refuse(max(book.valid, key=lambda key: length(book.valid[key][1])), "too long for a finite outer step")
         return _Step([], [], params, buffer)
 
-    def _upload(
-        self, seq: int, fragment: int, nonce: str, params: Tensors, buffer: Tensors | None
-    ) -> tuple[list[PayloadRef], list[str]]:
+    def _upload(self, seq: int, fragment: int, nonce: str, params: Tensors, buffer: Tensors | None) -> list[PayloadRef]:
         """Upload parameters and momentum, also when unchanged: each commit owns its payloads, so that garbage is
         decided by seq alone."""
         kinds: list[tuple[str, Tensors]] = [("params", params)]
@@ -248,7 +245,7 @@ class Merging:
         for kind, values in kinds:
             key = self._board.keys.blob(seq, kind, fragment, nonce)
             refs.append(self._board.put_payload(key, encode_fragment(values, "fp32")))
-        return refs, [ref.key for ref in refs]
+        return refs
 
     def create(self, draft: Draft) -> CommitRecord:
         """Create the commit or find another's in its place, whose author wins; return what stands in the log.
@@ -259,9 +256,14 @@ class Merging:
         if standing.nonce == draft.record.nonce:
             self._state[draft.record.fragment] = (draft.record.seq, draft.params, draft.momentum)
         else:
-            for key in draft.blobs:
-                self._board.store.delete(key)
+            for ref in payloads_of(draft.record):
+                self._board.delete_payload(ref)
         return standing
+
+
+def payloads_of(commit: CommitRecord) -> list[PayloadRef]:
+    """Return the payloads that a commit made."""
+    return [*commit.params, *([commit.momentum] if commit.momentum is not None else [])]
 
 
 def _entry(record: OfferRecord, weight: float = 0.0, reason: str = "") -> OfferEntry:
@@ -321,5 +323,5 @@ def initialise(
     standing = board.create(board.keys.log(0), record)
     if standing.nonce != nonce:
         for ref in refs:
-            board.store.delete(ref.key)
+            board.delete_payload(ref)
     return standing

@@ -215,8 +215,13 @@ class Publisher:
 
     def _withdraw(self, job: OfferJob) -> None:
         """The merge was committed before the record could be created: the log makes the offer late."""
-        if job.out is not None and job.out.record is None:
-            self._board.store.delete(job.out.key)
+        out = job.out
+        if out is None or out.record is not None:
+            return
+        if out.ref is not None:
+            self._board.delete_payload(out.ref)
+        elif out.data is not None:  # an upload that failed may have taken effect
+            self._board.take_back(out.key, len(out.data))
 
     def _publish_checkpoint(self, job: CheckpointJob) -> None:
         record, keys = job.record, self._board.keys
@@ -239,8 +244,9 @@ class Publisher:
 
     def _delete_checkpoint(self, life: int, number: int) -> None:
         """Marker first: a checkpoint that is complete by its marker has its payload."""
-        for name in ("checkpoint.json", "inner.safetensors"):
-            self._board.store.delete(self._board.keys.checkpoint(self._island, life, number, name))
+        keys, store = self._board.keys, self._board.store
+        store.delete(keys.checkpoint(self._island, life, number, "checkpoint.json"))
+        store.delete_tree(f"{keys.checkpoints(self._island, life)}{number:06d}/")
 
     def _delete_earlier_lives(self) -> None:
         """Two checkpoints of this life are complete: nobody will resume from one of its predecessors'."""

@@ -42,12 +42,22 @@ class RunRecord(Record):
     """Seconds since 1970 on the creator's clock; for display only."""
 
 
+class Shard(Part):
+    """One object of a payload that is cut into several."""
+
+    size: int = Field(ge=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
 class PayloadRef(Part):
     """Points at payload bytes: found through a record, never by listing."""
 
     key: str
     size: int = Field(ge=1)
     sha256: str
+    """Of the bytes; of a sharded payload: of its shards' hashes, as bytes, joined."""
+    shards: tuple[Shard, ...] = ()
+    """Empty: the payload is one object, at `key`. Else its objects in order; their keys are made from `key`."""
 
 
 class Position(Part):

@@ -18,7 +18,7 @@ from diloco_runtime import garbage
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.keys import Keys
-from diloco_runtime.merging import Draft, Merging, OfferBook
+from diloco_runtime.merging import Draft, Merging, OfferBook, payloads_of
 from diloco_runtime.publisher import Publisher
 from diloco_runtime.records import CommitRecord, R, Record, decode
 from diloco_runtime.store import AlreadyExists
@@ -119,8 +119,8 @@ def take_the_payloads_back_after_an_error(patch: Patch) -> None:
         try:
             return original(merging, draft)
         except StoreUnavailable:
-            for key in draft.blobs:
-                merging._board.store.delete(key)
+            for ref in payloads_of(draft.record):
+                merging._board.delete_payload(ref)
             raise
 
     patch.setattr(Merging, "create", create)

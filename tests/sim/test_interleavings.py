@@ -77,8 +77,8 @@ SOUGHT = [
             "        try:\n"
             "            standing = self._board.create(self._board.keys.log(draft.record.seq), draft.record)\n"
             "        except StoreUnavailable:\n"
-            "            for key in draft.blobs:\n"
-            "                self._board.store.delete(key)\n"
+            "            for ref in payloads_of(draft.record):\n"
+            "                self._board.delete_payload(ref)\n"
             "            raise\n",
             more=(
                 ONE_TRY,
@@ -96,8 +96,8 @@ SOUGHT = [
         Mutant(
             "delete the winner's payloads",
             RUNTIME + "merging.py",
-            "            for key in draft.blobs:\n",
-            "            for key in [ref.key for ref in (*standing.params, standing.momentum) if ref]:\n",
+            "            for ref in payloads_of(draft.record):\n",
+            "            for ref in payloads_of(standing):\n",
         ),
         RACE,
         "is deleted, but",

@@ -10,7 +10,7 @@ import torch
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.codec import decode_fragment, encode_fragment
 from diloco_runtime.errors import CorruptObject
-from diloco_runtime.merging import Decision, Draft, Merging, OfferBook, initialise
+from diloco_runtime.merging import Decision, Draft, Merging, OfferBook, initialise, payloads_of
 from diloco_runtime.records import CommitRecord, OfferRecord, Position
 from diloco_runtime.store_memory import MemoryStore
 from tests.behaviours.samples import run_record
@@ -153,7 +153,7 @@ def test_who_loses_the_create_takes_back_its_payloads(merge: Merge) -> None:
     winner = mine.record.model_copy(update={"nonce": "other", "author": "oregon"})
     merge.board.create(merge.board.keys.log(1), winner)
     assert merge.merging.create(mine).author == "oregon"
-    assert all(merge.board.store.get(key) is None for key in mine.blobs)
+    assert all(merge.board.store.get(ref.key) is None for ref in payloads_of(mine.record))
 
 
 def test_a_payload_outside_of_the_run_is_not_read(merge: Merge) -> None:
