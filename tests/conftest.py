@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import buckets, servers
+
 # Small tensors gain nothing from a second thread, and OpenMP's threads spin against whatever else the machine does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -67,3 +69,17 @@ def clock() -> ManualClock:
 @pytest.fixture
 def nonces() -> CountedNonces:
     return CountedNonces()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[servers.Server]:
+    with servers.seaweedfs() as server:
+        buckets.make_s3_bucket(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gs_server() -> Iterator[servers.Server]:
+    with servers.fake_gcs() as server:
+        buckets.make_gs_bucket(server)
+        yield server

@@ -12,26 +12,12 @@ from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.store import ObjectStore, open_store
 from tests.behaviours.clouds import Cloud
 from tests.behaviours.samples import RUN_ID, run_record
-from tests.support import buckets, servers
+from tests.support import buckets
 from tests.support.proxy import Proxy
 
 # A new kind of store: name it here and give its URL below.
 KINDS = ["memory", "file", "s3", "gs"]
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[servers.Server]:
-    with servers.seaweedfs() as server:
-        buckets.make_s3_bucket(server)
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gs_server() -> Iterator[servers.Server]:
-    with servers.fake_gcs() as server:
-        buckets.make_gs_bucket(server)
-        yield server
 
 
 @pytest.fixture(params=KINDS)

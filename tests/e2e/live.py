@@ -1,4 +1,4 @@
-"""A real run for tests: the real command, real processes, real signals, a folder as the blackboard."""
+"""A real run for tests: the real command, real processes, real signals."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from diloco_runtime.store import open_store
 SPEC = """
 [run]
 name = "live"
-store = "file://./blackboard"
+store = "{place}"
 tokens = {tokens}
+
+[store]
+{options}
 
 [model]
 layers = 2
@@ -47,7 +50,7 @@ sequence_length = 64
 [sync]
 sync_every = 24
 fragments = 6
-heartbeat_every = 0.5
+heartbeat_every = {heartbeat_every}
 dead_after_reads = 4
 takeover_after = 3.0
 checkpoint_every = 3.0
@@ -77,13 +80,25 @@ class LiveRun:
     """One run in a folder, driven through `python -m diloco_cli`."""
 
     def __init__(
-        self, folder: Path, islands: tuple[str, ...] = ("a", "b", "c"), tokens: int = 400_000, sync: str = ""
+        self,
+        folder: Path,
+        islands: tuple[str, ...] = ("a", "b", "c"),
+        tokens: int = 400_000,
+        sync: str = "",
+        store: str = "file://./blackboard",
     ) -> None:
+        """`store`: a bucket's URL has its options in it."""
         self.folder = folder
         self.islands = islands
         tables = "\n".join(f"[islands.{name}]" for name in islands)
         (folder / "text.txt").write_text(text(400_000))
-        (folder / "run.toml").write_text(SPEC.format(tokens=tokens, sync=sync, islands=tables))
+        place, _, options = store.partition("?")
+        values = {
+            "place": place,
+            "options": "\n".join('{} = "{}"'.format(*option.split("=", 1)) for option in options.split("&") if option),
+            "heartbeat_every": 5.0 if options else 0.5,  # as rare as object stores want them
+        }
+        (folder / "run.toml").write_text(SPEC.format(tokens=tokens, sync=sync, islands=tables, **values))
         self.supervisors: list[subprocess.Popen[bytes]] = []
 
     # ---- commands -------------------------------------------------------------------------------------------------
@@ -133,7 +148,7 @@ class LiveRun:
 
     def board(self) -> Blackboard:
         """Return the blackboard of the run that is there now."""
-        store = open_store(f"file://{self.folder}/blackboard", "live")
+        store = open_store(specs.load_spec(self.folder / "run.toml").store, "live")
         board = Blackboard(store, "", SystemClock(), SystemNonces())
         run = board.read_run()
         assert run is not None, "no run yet"

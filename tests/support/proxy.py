@@ -78,6 +78,10 @@ class Faults:
     """Requests are taken and never answered."""
     refuse: bool = False
     """Connections break as soon as they are made or used."""
+    date: str = ""
+    """What answers say instead of the server's own time."""
+    rewrite: tuple[str, str] | None = None
+    """Text in the requests' targets, and what takes its place."""
     only: Callable[[Head], bool] | None = None
     """Which requests these faults are for; absent: all."""
 
@@ -216,7 +220,11 @@ class Proxy:
             await writer.drain()
             return True
         kept = tuple(pair for pair in head.headers if pair[0].lower() != "expect")
-        to_server.write(Head(head.first, kept).bytes())
+        first = head.first
+        if faults.rewrite is not None and faults.rewrite[0] in first:
+            self.seen["rewritten"] += 1
+            first = first.replace(*faults.rewrite)
+        to_server.write(Head(first, kept).bytes())
         limit = int(cut_at * int(head.get("content-length") or 0)) if cut else None
         await self._pass(body, to_server, limit)
         return await self._answer(head, writer, from_server, faults, lost)
@@ -252,6 +260,9 @@ class Proxy:
                 pass
             self.seen["lost answer"] += 1
             raise _Cut
+        if faults.date:
+            others = tuple(pair for pair in answer.headers if pair[0].lower() != "date")
+            answer = Head(answer.first, (*others, ("Date", faults.date)))
         writer.write(answer.bytes())
         if self._random.random() < faults.short_answers and not bodiless:
             self.seen["short answer"] += 1
