@@ -57,7 +57,7 @@ def test_nothing_partial_is_visible_after_kill_9(folder: Path, local: ObjectStor
     leftovers = 0
     for life in range(12):
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"}
-        command = [sys.executable, "-m", "tests.behaviours.racers", f"file://{folder.parent}", str(life)]
+        command = [sys.executable, "-m", "tests.behaviours.racers", f"file://{folder.parent}", str(life), "200_000"]
         writer = subprocess.Popen(command, cwd=ROOT, env=environment)
         try:
             wait_for(lambda life=life: local.get(f"kill/{life}-1"))

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 PIECE = 64 * 1024
-HEAD_LIMIT = 256 * 1024
 
 CODES = {
     "s3": {409: "ConditionalRequestConflict", 429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"},
@@ -141,8 +140,12 @@ class Proxy:
 
     def __enter__(self) -> Proxy:
         self._thread.start()
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_LIMIT))
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = socket.socket()
+        # Small, so that a throttled client notices: kernels take megabytes in advance.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
+        listener.bind(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self._server = self._call(asyncio.start_server(self._serve, sock=listener, limit=PIECE))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -172,7 +175,7 @@ class Proxy:
             while (head := await _read_head(reader)) is not None:
                 if server is None or server[0].at_eof() or server[1].is_closing():
                     _close(server)
-                    server = await asyncio.open_connection("127.0.0.1", self._upstream, limit=HEAD_LIMIT)
+                    server = await asyncio.open_connection("127.0.0.1", self._upstream, limit=PIECE)
                 if not await self._exchange(head, reader, writer, *server):
                     break
         except (_Cut, OSError, asyncio.IncompleteReadError):
@@ -231,7 +234,7 @@ class Proxy:
 
     async def _pass(self, body: AsyncIterator[bytes], to_server: asyncio.StreamWriter, limit: int | None) -> None:
         sent = 0
-        async for piece in body:
+        async for piece in self._noticing(body):
             if limit is not None and sent + len(piece) > limit:
                 to_server.write(piece[: limit - sent])
                 await to_server.drain()
@@ -240,6 +243,15 @@ class Proxy:
             to_server.write(piece)
             sent += len(piece)
             await to_server.drain()
+
+    async def _noticing(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass an upload's pieces on; count it when the client is gone before their end."""
+        try:
+            async for piece in body:
+                yield piece
+        except (OSError, asyncio.IncompleteReadError):
+            self.seen["client vanished"] += 1
+            raise
 
     async def _answer(
         self, head: Head, writer: asyncio.StreamWriter, from_server: asyncio.StreamReader, faults: Faults, lost: bool
