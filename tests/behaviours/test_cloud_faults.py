@@ -10,8 +10,11 @@ import pytest
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.store import AlreadyExists
-from tests.behaviours.clouds import HASTY, Cloud
+from diloco_runtime.store_cloud import Limits
+from tests.behaviours.clouds import HASTY, Cloud, open_with
 from tests.behaviours.samples import RUN_ID, call_record, run_record
+from tests.support import buckets
+from tests.support.gcs_server import GcsServer
 from tests.support.proxy import Faults, Head
 
 
@@ -172,3 +175,24 @@ def test_racers_in_threads_have_one_winner_each(cloud: Cloud) -> None:
     for thread in threads:
         thread.join()
     assert sorted(number for numbers in won for number in numbers) == [0, 1, 2, 3, 4]
+
+
+def test_a_name_that_may_change_once_a_second_is_written_all_the_same() -> None:
+    """As on Google and R2: a second write within a second is refused, and made again after a pause."""
+    with GcsServer([buckets.BUCKET], one_write_per_second=True) as server:
+        store = open_with(buckets.gs_url(server.url, "limited"), Limits())
+        for number in range(3):
+            store.put("heart/beat", f"{number}".encode())
+        assert store.get("heart/beat") == b"2"
+        store.delete("heart/beat")
+        store.create("heart/beat", b"first")
+        with pytest.raises(AlreadyExists):
+            store.create("heart/beat", b"second")
+        assert store.get("heart/beat") == b"first"
+
+
+def test_a_bearer_token_that_is_refused_is_told() -> None:
+    with GcsServer([buckets.BUCKET], tokens=frozenset({"known"})) as server:
+        store = open_with(buckets.gs_url(server.url, "guarded"), HASTY)
+        with pytest.raises(StoreUnavailable, match="does not accept these credentials"):
+            store.get("a/b")
