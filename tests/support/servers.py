@@ -103,7 +103,15 @@ def seaweedfs() -> Iterator[Server]:
         # Each has a twin for gRPC, 10,000 higher, and sockets in /tmp named after its port.
         ports = {part: free_port(10_000) for part in ("master", "volume", "filer", "admin", "s3")}
         command = [
-            *(_script("weed"), "mini", "-dir=.", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.config=s3.json"),
+            *(
+                _script("weed"),
+                "-logdir=.",
+                "mini",
+                "-dir=.",
+                "-ip=127.0.0.1",
+                "-ip.bind=127.0.0.1",
+                "-s3.config=s3.json",
+            ),
             *(f"-{part}.port={port}" for part, port in ports.items()),
             *("-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
         ]
@@ -113,6 +121,9 @@ def seaweedfs() -> Iterator[Server]:
             yield server
         finally:
             server.kill()
+            for part, port in ports.items():
+                for socket_name in (f"{part}-{port}", f"{part}-grpc-{port + 10_000}"):
+                    Path(f"/tmp/seaweedfs-{socket_name}.sock").unlink(missing_ok=True)
 
 
 @contextmanager
