@@ -226,7 +226,7 @@ def test_another_version_of_the_code_is_refused(launch: Launch) -> None:
         open_surroundings(launch)
 
 
-@pytest.mark.parametrize("store", ["gs://bucket/x", "file://relative/folder", "memory://"])
+@pytest.mark.parametrize("store", ["gs://", "s3://bucket/a b", "ftp://host/x", "file://relative/folder", "memory://"])
 def test_a_store_that_cannot_be_is_a_configuration_error(launch: Launch, store: str) -> None:
     changed = Launch(store, launch.run, RUN_ID, "iowa", launch.state_dir, launch.root)
     with pytest.raises(ConfigError, match=re.escape(store)):
