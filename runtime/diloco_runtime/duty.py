@@ -47,7 +47,8 @@ class Duty:
         self._took_over = False
         self._fruitless = 0
         self._calm = 0
-        self._better: tuple[str, int] = ("", 0)
+        self._better: dict[str, int] = {}
+        """At how many looks in a row each of the others was better by `HANDOVER_FACTOR`."""
         self._leaving = False
 
     def leave(self) -> None:
@@ -109,19 +110,20 @@ class Duty:
     def look_for_better(self, scores: Mapping[str, float]) -> None:
         """Compare the living syncers' scores with this one's (once per look at the peers)."""
         own = scores.get(self._island, 0.0)
-        name = max(sorted(scores), key=lambda n: scores[n], default="")
-        if not name or name == self._island or own <= 0.0 or scores[name] < HANDOVER_FACTOR * own:
-            self._better = ("", 0)
-        else:
-            self._better = (name, self._better[1] + 1 if self._better[0] == name else 1)
+        # Each of them by itself: of two that are equally good, now one is ahead and now the other.
+        self._better = {
+            name: self._better.get(name, 0) + 1
+            for name, score in scores.items()
+            if name != self._island and 0.0 < HANDOVER_FACTOR * own <= score
+        }
 
     def successor(self, scores: Mapping[str, float]) -> str:
         """Return whom the next commit names as the author after it, given the living syncers' scores."""
         others = {name: score for name, score in scores.items() if name != self._island}
         if self._leaving and others:
             return max(sorted(others), key=lambda name: others[name])
-        name, looks = self._better
-        if looks >= HANDOVER_LOOKS:
-            self._better = ("", 0)
-            return name
+        better = [name for name, looks in sorted(self._better.items()) if looks >= HANDOVER_LOOKS and name in others]
+        if better:
+            self._better = {}
+            return max(better, key=lambda name: others[name])
         return self._island

@@ -1,4 +1,4 @@
-"""Islands with links of their own: a slow uplink starts early.
+"""Islands with links of their own: a slow uplink starts early, a slow syncer hands over.
 
 Each agent is started by hand, since a run's own commands give all islands the same address. Each reaches the bucket
 through a proxy of its own; the inner steps take a set time.
@@ -145,3 +145,20 @@ def test_a_learner_whose_publish_takes_twelve_steps_is_in_nine_commits_of_ten(is
 
 def islands_merged(run: LiveRun) -> set[str]:
     return {entry.island for entry in run.log()[-1].merged}
+
+
+@pytest.mark.timeout(240)
+def test_a_syncer_on_a_slow_island_loses_the_duty_to_one_with_a_better_link(islands: Islands) -> None:
+    """The slow island comes first and initialises the run; two equally good ones join."""
+    islands.start("c").faults = Faults(latency=0.2)
+    run = islands.run
+    run.wait(lambda: run.head() >= 1, 90.0, "commits of the only island")
+    assert {commit.author for commit in run.log()} == {"c"}
+    islands.start("a")
+    islands.start("b")
+    run.wait(lambda: run.log()[-1].author in ("a", "b"), 120.0, "a commit of an island with a better link")
+    run.wait_for_commits(6, 60.0)
+    log = run.log()
+    first = next(commit.seq for commit in log if commit.author != "c")
+    assert log[first - 1].successor == log[first].author, "it was handed over, not taken"
+    assert "c" not in {commit.author for commit in log[first:]}, "it does not come back"

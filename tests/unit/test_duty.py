@@ -172,9 +172,25 @@ def test_looks_must_be_in_a_row_and_of_the_same_island() -> None:
     duty.look_for_better(good)
     assert duty.successor(good) == "iowa"
     duty = on_duty(good, HANDOVER_LOOKS - 1)
-    other = {"iowa": 10.0, "oregon": 30.0, "tokyo": 31.0}
+    other = {"iowa": 10.0, "tokyo": 31.0}
     duty.look_for_better(other)
     assert duty.successor(other) == "iowa"
+
+
+def test_two_that_are_better_by_turns_do_not_keep_each_other_from_the_duty() -> None:
+    """Their scores are measured and differ by a little from look to look."""
+    duty = on_duty({}, 0)
+    for look in range(HANDOVER_LOOKS):
+        assert duty.successor({"iowa": 10.0, "oregon": 30.0, "tokyo": 30.0}) == "iowa"
+        duty.look_for_better({"iowa": 10.0, "oregon": 30.0 + look % 2, "tokyo": 31.0 - look % 2})
+    assert duty.successor({"iowa": 10.0, "oregon": 30.0, "tokyo": 31.0}) == "tokyo"
+
+
+def test_the_duty_goes_to_one_that_is_still_there() -> None:
+    scores = {"iowa": 10.0, "oregon": 30.0, "tokyo": 20.0}
+    duty = on_duty(scores, HANDOVER_LOOKS)
+    assert duty.successor({"iowa": 10.0, "tokyo": 20.0}) == "tokyo"
+    assert on_duty(scores, HANDOVER_LOOKS).successor({"iowa": 10.0}) == "iowa"
 
 
 def test_a_handover_is_proposed_once() -> None:
