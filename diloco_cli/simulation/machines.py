@@ -234,6 +234,9 @@ class Children:
             del self._running[child]
         return [(child, code) for child, code in found if code is not None]
 
+    def last_words(self, child: Child) -> str:
+        return ""
+
     def signal(self, child: Child, number: signal.Signals) -> None:
         if child in self._running:
             process = self._running[child]

@@ -58,6 +58,7 @@ class _State:
     ticked: float = 0.0
     killed: bool = False
     done_at: float = 0.0
+    last_words: str = ""
 
 
 class AgentLogic:
@@ -79,6 +80,10 @@ class AgentLogic:
         """Tell whether the island has been told to leave."""
         return self._leaving
 
+    def last_words(self, child: Child) -> str:
+        """Return why a child failed that has not got going again since; empty when it did not say."""
+        return self._children[child].last_words
+
     # ---- events -------------------------------------------------------------------------------------------------
 
     def on_started(self, child: Child, now: float) -> None:
@@ -86,16 +91,17 @@ class AgentLogic:
         state = self._children[child]
         state.running, state.started, state.ticks, state.ticked, state.killed = True, now, -1, now, False
 
-    def on_exit(self, child: Child, code: int, now: float) -> None:
-        """A child ended; `code` is negative for a signal."""
+    def on_exit(self, child: Child, code: int, now: float, last_words: str = "") -> None:
+        """A child ended; `code` is negative for a signal, `last_words` what it gave for a reason."""
         state = self._children[child]
-        state.running = False
+        state.running, state.last_words = False, last_words
+        why = f": {last_words}" if last_words else "; see the island's log"
         # A child that was told to leave while it was still starting just ends by the signal.
         left = code in (Exit.LEFT, -signal.SIGTERM)
         if code == Exit.DONE or (left and (self._leaving or self._children["syncer"].done)):
             state.done, state.done_at = True, now
         elif code in (Exit.FENCED, Exit.RUN_GONE, Exit.CONFIG):
-            self._verdict = self._verdict or (Exit(code), f"the {child} ended with exit code {code}")
+            self._verdict = self._verdict or (Exit(code), f"the {child} ended with exit code {code}{why}")
         else:
             state.crashes = 1 if now - state.started >= HEALTHY_AFTER else state.crashes + 1
             state.restarts += 1
@@ -104,7 +110,7 @@ class AgentLogic:
                 how = f"exit code {code}" if code >= 0 else f"signal {-code}"
                 self._verdict = self._verdict or (
                     Exit.GAVE_UP,
-                    f"the {child} ended {state.crashes} times in a row, last with {how}; see the island's log",
+                    f"the {child} ended {state.crashes} times in a row, last with {how}{why}",
                 )
 
     def on_reopened(self) -> None:
@@ -124,6 +130,8 @@ class AgentLogic:
         state = self._children[child]
         if ticks != state.ticks:
             state.ticks, state.ticked = ticks, now
+        if ticks > 0 and state.running:
+            state.last_words = ""
 
     def still(self, now: float) -> dict[str, float]:
         """Return for how many seconds the main loop of each child that is there has not turned."""

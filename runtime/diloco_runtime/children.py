@@ -26,6 +26,9 @@ class Children(Protocol):
     def ended(self) -> list[tuple[Child, int]]:
         """Return the children that ended since the last call, with their exit codes (negative: by a signal)."""
 
+    def last_words(self, child: Child) -> str:
+        """Return why the last life of a child failed, in one sentence; empty when it did not say."""
+
     def signal(self, child: Child, number: signal.Signals) -> None:
         """Send a signal to a child that is still there."""
 
@@ -52,7 +55,8 @@ class ChildProcesses:
     def start(self, child: Child, incarnation: int) -> None:
         """Start a child from the calling thread, with whose end (the main thread's) the child is to end."""
         path = self.launch.learner_status() if child == "learner" else self.launch.syncer_status()
-        path.unlink(missing_ok=True)
+        for old in (path, self.launch.last_words(child)):
+            old.unlink(missing_ok=True)
         self._cpu_before[child] = self._cpu_before.get(child, 0.0) + self._cpu_now.pop(child, 0.0)
         command = [sys.executable, "-m", _MODULES[child], *self.launch.arguments(incarnation)]
         environment = {**os.environ, AGENT_PID: str(os.getpid())}
@@ -63,6 +67,12 @@ class ChildProcesses:
         for child, _ in found:
             del self.running[child]
         return found
+
+    def last_words(self, child: Child) -> str:
+        try:
+            return self.launch.last_words(child).read_text(errors="replace")
+        except OSError:
+            return ""
 
     def signal(self, child: Child, number: signal.Signals) -> None:
         """Send a signal to a child that is still there (it stays ours to wait for, so its id cannot be reused)."""

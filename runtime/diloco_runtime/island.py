@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import TypeVar
 
 from diloco_runtime.agent_logic import Act, AgentLogic, Child
 from diloco_runtime.backoff import pause_after
@@ -27,6 +28,8 @@ from diloco_runtime.launch import (
     run_process,
 )
 from diloco_runtime.records import ClaimRecord, HeartbeatRecord, LearnerStatus, SyncerStatus
+
+S = TypeVar("S", LearnerStatus, SyncerStatus)
 
 TURN = 0.1
 """Seconds between two looks at the children."""
@@ -77,7 +80,7 @@ class Agent:
         now = self._clock.monotonic()
         for child, status in self._children.ended():
             log.log(20 if status == 0 else 30, "%s ended with code %d", child, status)
-            self._logic.on_exit(child, status, now)
+            self._logic.on_exit(child, status, now, self._children.last_words(child))
         learner = self._children.learner()
         syncer = self._children.syncer()
         if learner is not None:
@@ -194,8 +197,8 @@ class Agent:
                 counter=self._counter,
                 state=self.state,
                 reason=self.reason,
-                learner=self._children.learner() or LearnerStatus(),
-                syncer=self._children.syncer() or SyncerStatus(),
+                learner=self._with_last_words("learner", self._children.learner() or LearnerStatus()),
+                syncer=self._with_last_words("syncer", self._children.syncer() or SyncerStatus()),
                 restarts=self._logic.restarts,
                 uptime=self._clock.monotonic() - self._born,
                 cpu_seconds=self._children.cpu(),
@@ -205,6 +208,11 @@ class Agent:
                 started=claim.started,
             )
         )
+
+    def _with_last_words(self, child: Child, status: S) -> S:
+        """Let a child that has not got going again say why it ended."""
+        words = self._logic.last_words(child)
+        return status.model_copy(update={"problem": f"its {child} failed: {words}"}) if words else status
 
     def last_beat(self) -> None:
         """Write the heartbeat that tells how this agent ended, not too soon after the one before."""

@@ -79,6 +79,10 @@ class Launch:
         """Return where the syncer reports to its agent."""
         return self.state_dir / "syncer-status.json"
 
+    def last_words(self, role: str) -> Path:
+        """Return where a learner or syncer that fails tells its agent why."""
+        return self.state_dir / f"{role}-last-words.txt"
+
 
 def parse_launch(program: str, argv: Sequence[str]) -> Launch:
     """Parse the arguments of one of the three processes."""
@@ -159,17 +163,22 @@ def configure_logging(process: str) -> None:
     log.propagate = False
 
 
-def guarded(process: str, body: Callable[[], Exit]) -> int:
-    """Run a process body; turn errors that were raised on purpose into one log line and an exit code."""
+def guarded(process: str, body: Callable[[], Exit], say: Callable[[str], None] = lambda words: None) -> int:
+    """Run a process body; turn errors that were raised on purpose into one log line and an exit code.
+
+    `say` is told in one sentence why a body failed.
+    """
     configure_logging(process)
     try:
         return int(body())
     except DilocoError as error:
         code = exit_code(error)
         log.error("%s", error)
+        say(str(error))
         return int(code)
-    except Exception:
+    except Exception as error:
         log.exception("%s crashed", process)
+        say(f"{type(error).__name__}, see the island's log")  # its text may hold anything, and this leaves the machine
         return int(Exit.CRASHED)
 
 
@@ -190,7 +199,12 @@ def run_process(role: str, program: str, body: Callable[[Launch], Exit]) -> NoRe
     """
     launch = parse_launch(program, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_process(guarded(role, lambda: body(launch)))
+
+    def say(words: str) -> None:
+        with suppress(OSError):  # a full disk must not change the exit code
+            launch.last_words(role).write_text(words)
+
+    end_process(guarded(role, lambda: body(launch), say))
 
 
 def end_process(code: int) -> NoReturn:

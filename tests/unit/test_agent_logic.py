@@ -43,8 +43,8 @@ class Agent:
                 self.logic.on_started(act.child, self.now)
         return acts
 
-    def exit(self, child: Child, code: int) -> None:
-        self.logic.on_exit(child, code, self.now)
+    def exit(self, child: Child, code: int, last_words: str = "") -> None:
+        self.logic.on_exit(child, code, self.now, last_words)
 
     def live(self, seconds: float, step_seconds: float | None = None) -> list[tuple[float, Act]]:
         """Let time pass in looks of a second; return what was decided when."""
@@ -120,6 +120,28 @@ def test_the_crashes_of_one_child_are_not_the_others(agent: Agent) -> None:
             agent.exit(child, 1)
             agent.logic.on_started(child, agent.now)
     assert all(act.kind != "exit" for act in agent.decide())
+
+
+@pytest.mark.parametrize("child", ["learner", "syncer"])
+def test_why_a_child_failed_is_known_until_it_has_got_going_again(agent: Agent, child: Child) -> None:
+    agent.exit(child, 1, "x is gone")
+    agent.lively = set()
+    agent.logic.on_ticks(child, 7, agent.now)  # the file of the life that has ended
+    assert agent.live(FIRST_PAUSE + 1.0) and agent.logic.last_words(child) == "x is gone"
+    agent.logic.on_ticks(child, 0, agent.now)  # starting
+    assert agent.logic.last_words(child) == "x is gone"
+    agent.logic.on_ticks(child, 1, agent.now)
+    assert agent.logic.last_words(child) == ""
+
+
+@pytest.mark.parametrize(("code", "times"), [(Exit.CRASHED, MAX_CRASHES), (Exit.CONFIG, 1)])
+def test_an_island_that_gives_up_says_why(agent: Agent, code: int, times: int) -> None:
+    for _ in range(times):
+        agent.logic.on_started("learner", agent.now)
+        agent.exit("learner", code, "x is gone")
+    agent.exit("syncer", SIGKILL)
+    (act,) = agent.decide()
+    assert act.kind == "exit" and act.reason.endswith(f"exit code {code}: x is gone")
 
 
 # ---- hanging --------------------------------------------------------------------------------------------------------

@@ -82,8 +82,9 @@ def test_every_error_has_its_exit_code(kind: type[DilocoError], code: int, capsy
         raise kind("what is wrong, where, and what to do")
 
     assert exit_code(kind("x")) == code
-    found = guarded("learner", body)
-    assert found == code and type(found) is int
+    said: list[str] = []
+    found = guarded("learner", body, said.append)
+    assert found == code and type(found) is int and said == ["what is wrong, where, and what to do"]
     written = capsys.readouterr()
     (line,) = written.err.splitlines()
     match = LINE.fullmatch(line)
@@ -101,7 +102,9 @@ def test_what_nobody_raised_on_purpose_is_a_crash_with_its_traceback(capsys: pyt
     def body() -> Exit:
         raise ZeroDivisionError("division by zero")
 
-    assert guarded("learner", body) == 1
+    said: list[str] = []
+    assert guarded("learner", body, said.append) == 1
+    assert said == ["ZeroDivisionError, see the island's log"], "its text may hold a secret"
     first, *rest = capsys.readouterr().err.splitlines()
     match = LINE.fullmatch(first)
     assert match is not None and match.groups() == ("ERROR", "learner crashed")
