@@ -52,10 +52,10 @@ class SimulateTable(IslandAssumptions):
     """Own tasks: parameters of the model. The built-in model is counted."""
     tokens_per_sample: int | None = Field(None, ge=1)
     """Own tasks: tokens that a sample counts for, 1 if absent. The built-in model's is inner.sequence_length."""
-    price_per_million_writes: float = Field(0.0, ge=0)
-    """Dollars per million creates, puts and listings: 5 on S3 and GCS, 4.5 on R2, 0 for a folder."""
-    price_per_million_reads: float = Field(0.0, ge=0)
-    """Dollars per million other requests: 0.4 on S3 and GCS, 0.36 on R2, 0 for a folder."""
+    price_per_million_writes: float | None = Field(None, ge=0)
+    """Dollars per million creates, puts and listings. Absent: what the store's service charges (`store_prices`)."""
+    price_per_million_reads: float | None = Field(None, ge=0)
+    """Dollars per million other requests. Absent: likewise."""
 
 
 def of_island(everywhere: SimulateTable, own: IslandAssumptions) -> IslandAssumptions:

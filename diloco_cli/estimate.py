@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from diloco_cli.spec import Spec
 from diloco_runtime.config import ModelConfig, RunConfig, SyncConfig
 from diloco_runtime.pace import LEARNER_POLL, duty_seconds, standby_seconds
+from diloco_runtime.payloads import objects
 from diloco_runtime.records import Fragment
 
 FP32_BYTES = 4
@@ -85,8 +86,10 @@ def make_estimate(spec: Spec, table: Sequence[Fragment]) -> Estimate | None:
     params = FP32_BYTES * total // parts
     offer = CODEC_BYTES[config.sync.compression] * total // parts
     commit = params * (2 if config.outer.momentum else 1)
+    moments = MOMENTS_BYTES[config.inner.optimizer] * total
     period = STEP_SECONDS * config.sync.sync_every / parts
     down, up = (8 * size / period / 1e9 for size in (islands * offer, commit))
+    background = _background(islands, period, objects(moments), config.sync)
     return Estimate(
         parameters=total,
         measured=bool(table),
@@ -95,12 +98,12 @@ def make_estimate(spec: Spec, table: Sequence[Fragment]) -> Estimate | None:
         commit_bytes=commit,
         up_bytes=islands * offer + commit,
         down_bytes=islands * offer + islands * params,
-        writes=_writes(islands, bool(config.outer.momentum)),
-        reads=_reads(islands),
-        background_per_second=_background(islands, period, config.sync) + supervision(islands, config.sync),
+        writes=_writes(islands, objects(offer), objects(params) * (commit // params)),
+        reads=_reads(islands, objects(offer), objects(params)),
+        background_per_second=background + supervision(islands, config.sync),
         syncer_down_gbits=down,
         syncer_up_gbits=up,
-        checkpoint_bytes=MOMENTS_BYTES[config.inner.optimizer] * total,
+        checkpoint_bytes=moments,
         checkpoint_every=config.sync.checkpoint_every,
         inner_steps=config.sync.sync_every / parts,
         tokens=_tokens(spec, config, parts),
@@ -108,25 +111,27 @@ def make_estimate(spec: Spec, table: Sequence[Fragment]) -> Estimate | None:
     )
 
 
-def _writes(islands: int, momentum: bool) -> int:
-    """Count an offer (payload, record) per island, the call, the commit's objects, two listings for garbage."""
-    return 2 * islands + 1 + (3 if momentum else 2) + 2
+def _writes(islands: int, offer: int, commit: int) -> int:
+    """Count an offer (payload, record) per island, the call, the commit (payloads, record), two listings for garbage.
+    `offer`, `commit`: objects that the payloads are."""
+    return islands * (offer + 1) + 1 + (commit + 1) + 2
 
 
-def _reads(islands: int) -> int:
+def _reads(islands: int, offer: int, params: int) -> int:
     """Count per island an adoption (commit, call, parameters), a look for a newer life and the syncer's reading of its
     offer (record, payload); the commit by every standby; two old commits for garbage."""
-    return islands * (3 + 1 + 2) + (islands - 1) + 2
+    return islands * (2 + params + 1 + 1 + offer) + (islands - 1) + 2
 
 
-def _background(islands: int, period: float, sync: SyncConfig) -> float:
-    """Return the requests per second of islands that do not belong to a merge; `period`: seconds between merges."""
+def _background(islands: int, period: float, checkpoint: int, sync: SyncConfig) -> float:
+    """Return the requests per second of islands that do not belong to a merge; `period`: seconds between merges,
+    `checkpoint`: objects that the payload of one is."""
     beat, standbys = sync.heartbeat_every, islands - 1
     learners = 2 * islands / LEARNER_POLL.seconds(period)
     syncers = 2 / duty_seconds(period, 0.0, beat) + 2 * standbys / standby_seconds(beat)
     peers = (2 + islands) / beat * (1 + standbys / 2) + (1 + standbys / 2) / (10 * beat)
     agents = 3 * islands / beat + (islands + 1) / 5
-    checkpoints = 3 * islands / sync.checkpoint_every
+    checkpoints = (2 + checkpoint) * islands / sync.checkpoint_every
     return learners + syncers + peers + agents + checkpoints
 
 

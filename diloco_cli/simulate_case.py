@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diloco_cli.assumptions import IslandAssumptions, SimulateTable
+from diloco_cli.assumptions import IslandAssumptions
 from diloco_cli.errors import SpecError
 from diloco_cli.estimate import CODEC_BYTES, FP32_BYTES, MOMENTS_BYTES, gpt_parameters, supervision
 from diloco_cli.simulation.forecast import Forecast, Outcome, Window
@@ -14,6 +14,7 @@ from diloco_cli.simulation.forecast_failures import Loss, RandomLosses, Recorded
 from diloco_cli.simulation.forecast_result import Prices, Result, at_budget, result
 from diloco_cli.simulation.forecast_scene import Case, Place, Sizes, even_table
 from diloco_cli.spec import Spec
+from diloco_cli.store_prices import request_prices
 from diloco_cli.supervisor import limits_of
 
 
@@ -96,8 +97,10 @@ def _losses(case: Case) -> RandomLosses:
     return RandomLosses({place.name: place.assumed.mtbf_hours for place in case.places}, case.seed)
 
 
-def _prices(table: SimulateTable) -> Prices:
-    return Prices(table.price_per_million_writes, table.price_per_million_reads)
+def _prices(spec: Spec) -> Prices:
+    usual, table = request_prices(spec.store), spec.simulate
+    writes, reads = table.price_per_million_writes, table.price_per_million_reads
+    return Prices(usual.writes if writes is None else writes, usual.reads if reads is None else reads)
 
 
 def forecast(spec: Spec, case: Case, window: Window) -> tuple[Outcome, Result]:
@@ -106,7 +109,7 @@ def forecast(spec: Spec, case: Case, window: Window) -> tuple[Outcome, Result]:
     totals = at_budget(outcome, case)
     reached = totals.credited >= 0.999 * float(case.config.tokens) * case.sizes.parameters
     watching = supervision(len(case.places), case.config.sync)
-    return outcome, result(totals, case, _prices(spec.simulate), reached, watching)
+    return outcome, result(totals, case, _prices(spec), reached, watching)
 
 
 def replay(
@@ -120,4 +123,4 @@ def replay(
     and with measured step times if given; nothing is skipped or extrapolated."""
     case = make_case(spec, seed, assumed)
     outcome = Forecast(case, RecordedLosses(kills)).run(Window(seconds=seconds, skip=False))
-    return outcome, result(outcome.end, case, _prices(spec.simulate), reached=outcome.why == "budget")
+    return outcome, result(outcome.end, case, _prices(spec), reached=outcome.why == "budget")

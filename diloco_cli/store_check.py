@@ -16,6 +16,7 @@ from typing import Any
 
 from diloco_cli.runs import place
 from diloco_cli.spec import Spec
+from diloco_cli.store_prices import egress
 from diloco_runtime.clock import Clock, SystemClock, SystemNonces
 from diloco_runtime.errors import StoreUnavailable
 from diloco_runtime.store import AlreadyExists, ObjectStore, open_store
@@ -36,15 +37,6 @@ SMALLEST, LARGEST = 1 << 20, 32 << 20
 LONG_ENOUGH = 1.0
 CLOCK_TOLERANCE = 60.0
 """Seconds that a clock may be off. S3 refuses everything from 15 minutes on."""
-
-_EGRESS = {
-    "file": "none: a folder of this machine",
-    "aws": "0 $/GB within the bucket's region, 0.02 to other regions of AWS, 0.09 elsewhere (first 10 TB a month)",
-    "google": "0 $/GB within the bucket's location, 0.02 and more to other regions of Google, 0.12 elsewhere",
-    "r2": "0 $/GB",
-    "other": "unknown here: ask the service",
-}
-"""What leaving the store costs, by service; lists of 2026, in dollars, without discounts."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +81,7 @@ def check(spec: Spec) -> StoreReport:
         offset = _clock_offset(store, clock)
         region, keeps = _bucket_facts(store)
     warnings = tuple(filter(None, (_clock_warning(offset), keeps)))
-    egress = _EGRESS[_service(spec.store)]
-    return StoreReport(place(spec), proved, read, create, up, down, offset, region, egress, warnings)
+    return StoreReport(place(spec), proved, read, create, up, down, offset, region, egress(spec.store), warnings)
 
 
 # ---- proofs ---------------------------------------------------------------------------------------------------------
@@ -227,11 +218,3 @@ def _bucket_facts(store: ObjectStore) -> tuple[str, str]:
         return "", ""
     facts = ask()
     return facts.region, facts.keeps_deleted
-
-
-def _service(url: str) -> str:
-    if url.startswith("file://"):
-        return "file"
-    if "endpoint=" in url:
-        return "r2" if ".r2.cloudflarestorage.com" in url else "other"
-    return "aws" if url.startswith("s3://") else "google"

@@ -13,6 +13,7 @@ from diloco_cli.simulation.forecast_events import Body, Link, Process, Timeline,
 from diloco_cli.simulation.forecast_scene import NOWHERE, Board, Case, Place
 from diloco_runtime.learner_logic import Offer, smooth
 from diloco_runtime.pace import LEARNER_POLL, checkpoint_seconds, learner_period
+from diloco_runtime.payloads import objects
 from diloco_runtime.records import CommitRecord, OfferEntry
 
 
@@ -52,13 +53,13 @@ class Station:
             self.down.clear()
 
     def upload(self, size: float) -> Transfer:
-        """Return the wait for an upload; counts it."""
-        self.writes += 1
+        """Return the wait for an upload; counts its requests."""
+        self.writes += objects(size)
         return Transfer(self.up, size, self.place.assumed.latency)
 
     def download(self, size: float) -> Transfer:
-        """Return the wait for a download; counts it."""
-        self.reads += 1
+        """Return the wait for a download; counts its requests."""
+        self.reads += objects(size)
         return Transfer(self.down, size, self.place.assumed.latency)
 
     def read(self, count: int = 1) -> float:

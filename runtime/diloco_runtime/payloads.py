@@ -8,6 +8,7 @@ points to the payload. Nothing finds a shard but that record; a sweep of its mer
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -23,6 +24,11 @@ PARALLEL = 4
 """Shards of one payload in flight."""
 REMEMBERED = 8
 """Uploads that failed part of the way, and may go on."""
+
+
+def objects(size: float, shard_bytes: int = SHARD_BYTES) -> int:
+    """Return how many objects a payload of `size` bytes is, and so how many requests move it."""
+    return max(1, math.ceil(size / shard_bytes))
 
 
 def object_keys(ref: PayloadRef) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ class Uploader:
         if len(data) <= self._shard_bytes:
             self._store.put(key, data)
             return PayloadRef(key=key, size=len(data), sha256=_hash(data))
-        count = self._shards(len(data))
+        count = objects(len(data), self._shard_bytes)
         there = self._begun.setdefault(key, {})
         while len(self._begun) > REMEMBERED:
             del self._begun[next(iter(self._begun))]
@@ -84,12 +90,9 @@ class Uploader:
     def take_back(self, key: str, size: int) -> None:
         """Delete whatever an upload of `size` bytes that failed may have left."""
         self._begun.pop(key, None)
-        for name in _keys(key, self._shards(size)):
+        count = objects(size, self._shard_bytes)
+        for name in _keys(key, count if count > 1 else 0):
             self._store.delete(name)
-
-    def _shards(self, size: int) -> int:
-        """Return into how many shards a payload is cut; 0: it is one object."""
-        return 0 if size <= self._shard_bytes else -(-size // self._shard_bytes)
 
 
 def read(store: ObjectStore, ref: PayloadRef) -> bytes:

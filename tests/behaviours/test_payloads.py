@@ -8,7 +8,7 @@ import pytest
 
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import CorruptObject, MissingPayload, StoreUnavailable
-from diloco_runtime.payloads import PARALLEL, object_keys
+from diloco_runtime.payloads import PARALLEL, object_keys, objects
 from diloco_runtime.records import PayloadRef, Shard
 from diloco_runtime.store import ObjectStore
 from tests.behaviours.faults import Wrapped
@@ -29,12 +29,13 @@ def put(board: Blackboard, data: bytes = DATA) -> PayloadRef:
     return board.put_payload(board.keys.blob(1, "delta", 0, "n"), data)
 
 
-@pytest.mark.parametrize(("size", "objects"), [(1, 1), (SHARD, 1), (SHARD + 1, 2), (2 * SHARD, 2), (5376, 6)])
-def test_payloads_come_back_from_as_many_objects_as_needed(board: Blackboard, size: int, objects: int) -> None:
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (SHARD, 1), (SHARD + 1, 2), (2 * SHARD, 2), (5376, 6)])
+def test_payloads_come_back_from_as_many_objects_as_needed(board: Blackboard, size: int, count: int) -> None:
     data = (DATA * 2)[:size]
     ref = put(board, data)
     assert board.get_payload(ref) == data and ref.size == size
-    assert sorted(object_keys(ref)) == board.store.list(board.keys.blobs(1)) and len(object_keys(ref)) == objects
+    assert sorted(object_keys(ref)) == board.store.list(board.keys.blobs(1)) and len(object_keys(ref)) == count
+    assert objects(size, SHARD) == count, "what forecasts and plans count"
     board.delete_payload(ref)
     assert board.store.list(board.keys.blobs(1)) == []
 

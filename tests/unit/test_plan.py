@@ -111,7 +111,8 @@ def test_a_syncer_that_needs_too_much_bandwidth_is_warned_of(tmp_path: Path) -> 
 def test_the_plan_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_plan(make_plan(spec(tmp_path), of_size(1_200_000_000), None))
     said = " ".join(capsys.readouterr().out.split())
-    assert "an offer is 800 MB, a commit 1.60 GB; up 3.20 GB, down 3.20 GB, 10 writes and 15 reads" in said
+    # Each of these payloads is 24 shards.
+    assert "an offer is 800 MB, a commit 1.60 GB; up 3.20 GB, down 3.20 GB, 102 writes and 107 reads" in said
     assert "at 1 s per inner step: the merging syncer needs 3.20 Gbit/s down and 3.20 Gbit/s up" in said
     assert "checkpoints: 9.60 GB per island every 60 s" in said
     assert "! between clouds 3.2 Gbit/s are more than a syncer can count on" in said
