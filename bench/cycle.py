@@ -79,6 +79,7 @@ class Member:
     def step(self, stage: str) -> None:
         """Make one turn of the learner's loop; what it did besides the inner step counts as `stage`."""
         learner = self.engine.learner
+        self.engine.publisher.publish_seconds = None  # the turns are set: nobody is to start early on a slow link
         busy, started = learner.status.busy_seconds, time.perf_counter()
         learner.step()
         self.stages.add(stage, time.perf_counter() - started - (learner.status.busy_seconds - busy))
@@ -105,7 +106,7 @@ class Cycle:
         self._spec, self._clock, self.stages = spec, SystemClock(), Stages()
         self._run_id = create_run(spec)[0].id
         self.members = [self._member(name) for name in ISLANDS]
-        self._syncer, self._store = self._board()
+        self._syncer, self.store = self._board()
         self._merging = Merging(self._syncer, self._clock, spec.config, self._life.table, ISLANDS[0], 1)
         self._head = self.members[0].engine.head
 
@@ -149,7 +150,7 @@ class Cycle:
 
     def _merge(self) -> None:
         book, stages, board = OfferBook(self._head.seq + 1), self.stages, self._syncer
-        timed(stages, READ, self._store, lambda: self._merging.collect(book))
+        timed(stages, READ, self.store, lambda: self._merging.collect(book))
         if len(book.valid) != len(ISLANDS):
             raise SystemExit(f"{len(book.valid)} of {len(ISLANDS)} offers arrived: {book.refused or book.unreadable}")
         decision = Decision("run", 0, "", 0, self._head.budget, ISLANDS[0], 0.0)
@@ -157,18 +158,18 @@ class Cycle:
         timed(
             stages,
             MERGE,
-            self._store,
+            self.store,
             lambda: drafts.append(self._merging.draft(book, self._head, decision)),
         )
         for name in MERGE_STAGES:
             stages.add(f"  of which {name}", drafts[0].record.stages[name])
-        timed(stages, COMMIT, self._store, lambda: self._merging.create(drafts[0]))
+        timed(stages, COMMIT, self.store, lambda: self._merging.create(drafts[0]))
         self._head = drafts[0].record
         sync, count = self._spec.config.sync, len(self._life.table)
         timed(
             stages,
             "sweep",
-            self._store,
+            self.store,
             lambda: garbage.collect(board, self._head, count, sync.keep_versions, sync.snapshot_every),
         )
 

@@ -55,7 +55,7 @@ def resolve_store(run: dict[str, Any], table: dict[str, Any], root: Path) -> tup
 
 
 def _resolve_bucket(url: str, table: dict[str, Any], root: Path) -> tuple[str, list[str]]:
-    from diloco_runtime.store_cloud import parse_address
+    from diloco_runtime.store_address import parse_address
 
     place, mark, _ = url.partition("?")
     if mark:

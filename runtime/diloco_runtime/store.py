@@ -115,7 +115,8 @@ def open_store(url: str, run: str) -> ObjectStore:
 
 
 def _open_bucket(url: str, run: str) -> ObjectStore:
-    from diloco_runtime.store_cloud import CloudStore, parse_address
+    from diloco_runtime.store_address import parse_address
+    from diloco_runtime.store_cloud import CloudStore
 
     address = parse_address(url)
     if address.scheme == "s3":

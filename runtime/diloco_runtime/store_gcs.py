@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from diloco_runtime.clock import SystemNonces
+from diloco_runtime.store_address import Address
 from diloco_runtime.store_cloud import (
     CHUNK,
     LIMITS,
-    Address,
     BucketFacts,
     Limits,
     Page,

@@ -11,11 +11,11 @@ import os
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
+from diloco_runtime.store_address import Address
 from diloco_runtime.store_cloud import (
     CHUNK,
     CONNECTIONS,
     LIMITS,
-    Address,
     BucketFacts,
     Limits,
     Page,

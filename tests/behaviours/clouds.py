@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diloco_runtime.store import ObjectStore
-from diloco_runtime.store_cloud import CloudStore, Limits, parse_address
+from diloco_runtime.store_address import parse_address
+from diloco_runtime.store_cloud import CloudStore, Limits
 from diloco_runtime.store_gcs import GcsDriver
 from diloco_runtime.store_s3 import S3Driver
 from tests.support import buckets
