@@ -88,7 +88,7 @@ def lives_of(island: IslandLook, scene: Scene) -> list[tuple[HeartbeatRecord, bo
     newest = island.beat
     if newest is None:
         return []
-    present = newest.host != scene.host or island.process.pid is not None
+    present = newest.host != scene.host or island.sight.present
     current = newest.incarnation == island.incarnation and newest.state in ("starting", "running", "leaving")
     return [(life, life is newest and current and present and not scene.look.over) for life in island.lives]
 
@@ -98,7 +98,7 @@ def island_report(island: IslandLook, scene: Scene, verdict: Verdict | None) -> 
     beat, table = island.beat, scene.look.table
     state, reason = verdict or judge(island, scene)
     if beat is None:
-        return IslandReport(island.name, state, reason, pid=island.process.pid, lives=island.incarnation)
+        return IslandReport(island.name, state, reason, pid=island.sight.pid, lives=island.incarnation)
     sent, learner = traffic(island.lives), beat.learner
     skipped = sum(life.learner.skipped_steps for life in island.lives)
     resets = sum(life.learner.reset_fragments for life in island.lives)
@@ -110,7 +110,7 @@ def island_report(island: IslandLook, scene: Scene, verdict: Verdict | None) -> 
         reason=reason,
         age_seconds=scene.age(island.moved),
         host=beat.host,
-        pid=island.process.pid if beat.host == scene.host else beat.pid,
+        pid=island.sight.pid if beat.host == scene.host else beat.pid,
         lives=island.incarnation,
         restarts=max(0, island.incarnation - 1),
         step=learner.step,
@@ -151,13 +151,13 @@ def lasting_problems(skipped_steps: int, reset_fragments: int, reread_samples: i
 
 def judge(island: IslandLook, scene: Scene) -> Verdict:
     """Say what an onlooker can say about an island: from its processes if it runs here, else from its counters."""
-    beat, process = island.beat, island.process
+    beat, sight = island.beat, island.sight
     here = beat is None or beat.host == scene.host
-    if process.pid is None and (here or (beat is not None and beat.state in ("stopped", "failed"))):
+    if not sight.present and (here or (beat is not None and beat.state in ("stopped", "failed"))):
         return _judge_absent(island, scene)
-    if process.stopped:
+    if sight.held:
         return State.STALE, "its process is held by SIGSTOP"
-    other_life = process.pid is not None and beat is not None and beat.pid != process.pid
+    other_life = sight.present and beat is not None and beat.launch != sight.launch
     if beat is None or other_life or "starting" in (beat.state, beat.learner.state):
         return State.STARTING, ""
     age = scene.age(island.moved)

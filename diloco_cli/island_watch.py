@@ -1,11 +1,11 @@
-"""One island as its supervisor sees it: processes, heartbeats, deaths, and what follows from them. Pure."""
+"""One island as its supervisor sees it: its place, heartbeats, deaths, and what follows from them. Pure."""
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from diloco_cli.sights import Ending, Sight
 from diloco_runtime.liveness import Watch
 from diloco_runtime.records import HeartbeatRecord
 
@@ -26,12 +26,6 @@ LEARNER_PATIENCE = 15.0
 
 SIGNAL_EVERY = 5.0
 """Seconds between two equal signals to one island."""
-
-EXIT_FINISHED, EXIT_BAD_CONFIG, EXIT_FENCED, EXIT_RUN_GONE, EXIT_GAVE_UP, EXIT_TERMINATED = 0, 2, 3, 4, 5, 6
-"""Exit codes of `python -m diloco_runtime.island`."""
-
-PREEMPTIONS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals by which others end a process; any other is the process's own fault and counts as a crash."""
 
 
 class State(StrEnum):
@@ -72,14 +66,17 @@ class IslandWatch:
         """When `state` was entered."""
         self.why = "first start"
         """Why the next launch is made."""
-        self.pid: int | None = None
+        self.launch: str | None = None
+        """Id of the launch whose agent is there; None: no agent is."""
         self.others = 0
-        """Living processes of the island besides its agent."""
+        """What else of the island is there."""
         self.gone_since: float | None = None
         self.crashes = 0
         self.unmerged = 0.0
         """Seconds of healthy looks at the log since a commit merged an offer of this island, or since its launch."""
         self.beat: HeartbeatRecord | None = None
+        self._last: str | None = None
+        """Id of the launch that was there last."""
         self._limits = limits
         self._host = host
         self._agent = Watch(limits.dead_after_reads, limits.heartbeat_every)
@@ -93,23 +90,23 @@ class IslandWatch:
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
-    def saw_process(self, now: float, pid: int | None, others: int, status: int | None) -> None:
-        """Take in a look at the island's processes on this machine."""
-        self.others = others
-        if self.pid is not None and pid != self.pid:
-            self.pid = None
+    def saw_place(self, now: float, sight: Sight, ending: Ending | None) -> None:
+        """Take in a look at the island's place."""
+        self.others = sight.others
+        if self.launch is not None and sight.launch != self.launch:
+            self._last, self.launch = self.launch, None
             self.gone_since = now
-            self._ended(now, status)
-        if pid is not None and self.pid is None:
-            self.pid = pid
+            self._ended(now, ending)
+        if sight.launch is not None and self.launch is None:
+            self.launch = sight.launch
             self.gone_since = None
             if self.state is not State.STARTING:
                 self._enter(State.STARTING, now, "found running")
             self.unmerged = 0.0
 
-    def launched(self, now: float, pid: int) -> None:
+    def launched(self, now: float, launch: str) -> None:
         """Take in that the agent was started."""
-        self.pid = pid
+        self.launch = launch
         self.gone_since = None
         self.unmerged = self._unheard = 0.0
         self._signalled = None
@@ -120,7 +117,7 @@ class IslandWatch:
         elapsed = 0.0 if self._looked is None else min(now - self._looked, 3 * self._limits.heartbeat_every)
         self._looked = now
         self.beat = beat or self.beat
-        unheard = self.pid is not None and not self._own_beat()
+        unheard = self.launch is not None and not self._own_beat()
         self._unheard = self._unheard + (elapsed if own_writes else 0.0) if unheard else 0.0
         if beat is None:
             return
@@ -154,33 +151,28 @@ class IslandWatch:
         self._not_before = now
         self._enter(State.RESTARTING, now, why)
 
-    def _ended(self, now: float, status: int | None) -> None:
-        """Judge the death of the agent by its exit status (negative: a signal; None: unknown, not our child)."""
+    def _ended(self, now: float, ending: Ending | None) -> None:
+        """Judge the end of the agent; `ending` is None when nobody knows how it came."""
         if self.state is State.FAILED:
             return
         said = self.beat if self._own_beat() else None
-        if status == EXIT_FINISHED or (status is None and said is not None and said.learner.state == "finished"):
-            self._enter(State.DONE, now, "finished")
-        elif status == EXIT_BAD_CONFIG:
-            self.give_up(now, "its configuration cannot be used; `diloco logs` says why")
-        elif status == EXIT_RUN_GONE:
-            self.give_up(now, "the run it was started for is gone from the store")
-        elif status == EXIT_FENCED:
-            self._relaunch(now, "replaced by a newer life")
-        elif status == EXIT_TERMINATED or (status is not None and -status in PREEMPTIONS):
-            self._relaunch(now, "preempted" if status > 0 else f"preempted by {signal.Signals(-status).name}")
-        elif status is None and (said is None or said.state != "failed"):
+        failed = said.reason if said is not None and said.state == "failed" else ""
+        if ending is None and said is not None and said.learner.state == "finished":
+            ending = Ending("finished", "finished")
+        elif ending is None and said is not None and said.state == "failed":
+            ending = Ending("crashed", "crashed")
+        if ending is None:
             self._relaunch(now, "vanished")
+        elif ending.kind == "finished":
+            self._enter(State.DONE, now, ending.words)
+        elif ending.kind == "configuration":
+            self.give_up(now, f"its configuration cannot be used: {failed or '`diloco logs` says why'}")
+        elif ending.kind == "run gone":
+            self.give_up(now, "the run it was started for is gone from the store")
+        elif ending.kind == "crashed":
+            self.crashed(now, f"crashed: {failed}" if failed else ending.words)
         else:
-            self.crashed(now, self._crash_reason(status, said))
-
-    @staticmethod
-    def _crash_reason(status: int | None, said: HeartbeatRecord | None) -> str:
-        if status is not None and status < 0:
-            return f"crashed by {signal.Signals(-status).name}"
-        if said is not None and said.state == "failed" and said.reason:
-            return f"crashed: {said.reason}"
-        return "crashed" if status is None else f"crashed with exit status {status}"
+            self._relaunch(now, ending.words)
 
     def _relaunch(self, now: float, why: str) -> None:
         self._not_before = now + min(MAX_BACKOFF, self._limits.relaunch_after * 2.0 ** min(self._deaths, 16))
@@ -192,8 +184,8 @@ class IslandWatch:
 
     @property
     def present(self) -> bool:
-        """Tell whether any process of the island is there."""
-        return self.pid is not None or self.others > 0
+        """Tell whether anything of the island is there."""
+        return self.launch is not None or self.others > 0
 
     @property
     def frozen_for(self) -> float:
@@ -208,7 +200,7 @@ class IslandWatch:
 
     def judge(self, now: float, stopping: bool) -> None:
         """Settle the state from what was seen; `stopping`: a stop was requested and not yet carried out."""
-        if self.pid is None:
+        if self.launch is None:
             if stopping and self.state in (State.RESTARTING, State.PENDING) and not self.present:
                 self._enter(State.DOWN, now, "stopped")
             return
@@ -241,15 +233,17 @@ class IslandWatch:
         return f"its learner made no progress for {still:.0f} s"
 
     def _own_beat(self) -> bool:
-        """Tell whether the newest heartbeat is of the agent that runs (or ran last) here."""
-        beat = self.beat
-        return beat is not None and beat.host == self._host and (self.pid is None or beat.pid == self.pid)
+        """Tell whether the newest heartbeat is of the launch that is there, or was there last."""
+        beat, launch = self.beat, self._last if self.launch is None else self.launch
+        # Ids are unique; an agent that somebody started by hand has none.
+        return beat is not None and beat.launch == launch and (launch != "" or beat.host == self._host)
 
     def may_launch(self, now: float) -> bool:
         """Tell whether the island waits for a launch and nothing speaks against it."""
         if self.state not in (State.PENDING, State.RESTARTING) or self.present or now < self._not_before:
             return False
-        if self.beat is not None and self.beat.host != self._host and not self._gone_elsewhere():
+        elsewhere = self.beat is not None and self.beat.host != self._host and not self._own_beat()
+        if elsewhere and self.beat is not None and not self._gone_elsewhere():
             self.reason = f"waiting: it may still run on {self.beat.host}"
             return False
         return True

@@ -1,4 +1,4 @@
-"""One look at a run: what its blackboard says and which of its processes live here. Reads, judges nothing."""
+"""One look at a run: what its blackboard says and what is seen where its islands run. Reads, judges nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diloco_cli.accounting import tokens_credited
+from diloco_cli.sights import Sight
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.clock import Clock
 from diloco_runtime.errors import CorruptObject
@@ -30,17 +31,6 @@ LIST_EVERY = 20
 
 
 @dataclass(frozen=True)
-class ProcessSight:
-    """An island's processes on this machine."""
-
-    pid: int | None = None
-    """The agent's."""
-    others: int = 0
-    stopped: bool = False
-    """The agent is there but held by SIGSTOP."""
-
-
-@dataclass(frozen=True)
 class IslandLook:
     """One island at one look."""
 
@@ -49,7 +39,7 @@ class IslandLook:
     """The newest heartbeat of every life that has one, oldest life first."""
     incarnation: int = 0
     """Newest claimed life."""
-    process: ProcessSight = ProcessSight()
+    sight: Sight = Sight()
     moved: float | None = None
     """When its agent's counter was seen to move last; None: not yet, by this observer."""
     learner_moved: float | None = None
@@ -127,12 +117,12 @@ class Observer:
         board: Blackboard,
         clock: Clock,
         islands: Sequence[str],
-        processes: Callable[[], Mapping[str, ProcessSight]],
+        sights: Callable[[], Mapping[str, Sight]],
     ) -> None:
-        """`islands`: those of the spec, in its order; `processes`: looks at this machine."""
+        """`islands`: those of the spec, in its order; `sights`: looks at the places where they run."""
         self._board = board
         self._clock = clock
-        self._processes = processes
+        self._sights = sights
         self._memory = {name: _IslandMemory() for name in islands}
         self._first_at: float | None = None
         self._looks = 0
@@ -159,7 +149,7 @@ class Observer:
         now = self._clock.monotonic()
         self._first_at = now if self._first_at is None else self._first_at
         self._note_supervisor(supervisor, beat, now)
-        sights = self._processes()
+        sights = self._sights()
         head = self._recent[-1] if self._recent else None
         self._note_pace(now, tokens_credited(head, self._table))
         self._looks += 1
@@ -173,7 +163,7 @@ class Observer:
             control=control,
             supervisor=supervisor,
             supervisor_moved=self._supervisor.moved,
-            islands={name: self._island(name, sights.get(name, ProcessSight())) for name in self._memory},
+            islands={name: self._island(name, sights.get(name, Sight())) for name in self._memory},
             pace=self._pace_now(),
             unreadable=tuple(unreadable),
         )
@@ -224,10 +214,10 @@ class Observer:
         if record is not None:
             self._supervisor.note((record.number, beat.counter if beat is not None else 0), now)
 
-    def _island(self, name: str, process: ProcessSight) -> IslandLook:
+    def _island(self, name: str, sight: Sight) -> IslandLook:
         memory = self._memory[name]
         lives = (*memory.old_lives, *((memory.beat,) if memory.beat is not None else ()))
-        return IslandLook(name, lives, memory.incarnation, process, memory.agent.moved, memory.learner.moved)
+        return IslandLook(name, lives, memory.incarnation, sight, memory.agent.moved, memory.learner.moved)
 
     def _note_pace(self, now: float, tokens: float) -> None:
         self._pace.append((now, tokens))

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from diloco_cli import places
 from diloco_cli.island_report import Scene
-from diloco_cli.looking import Observer, ProcessSight
+from diloco_cli.looking import Observer
 from diloco_cli.plan import Existing, Plan, make_plan
 from diloco_cli.provider_local import find_islands, sight
 from diloco_cli.runs import Run, budget_of, check_usable, find_run, place
+from diloco_cli.sights import Sight
 from diloco_cli.spec import Spec
 from diloco_cli.status import StatusReport, build_report, settled
 from diloco_runtime.errors import StoreUnavailable
@@ -22,7 +23,7 @@ WATCH_SECONDS = 1.0
 """Seconds between two pictures of `status --watch`."""
 
 
-def sights(run_id: str) -> dict[str, ProcessSight]:
+def sights(run_id: str) -> dict[str, Sight]:
     """Return what a look at this machine shows of a run's islands."""
     return {name: sight(island) for name, island in find_islands(run_id).items()}
 
@@ -43,7 +44,7 @@ def look_for_plan(spec: Spec) -> Plan:
         log_position=None if head is None else head.seq,
         phase="" if head is None else head.phase,
         table=() if first is None else first.fragments,
-        islands=tuple(name for name, seen in sights(run.id).items() if seen.pid is not None),
+        islands=tuple(name for name, seen in sights(run.id).items() if seen.present),
     )
     return make_plan(spec, existing, places.run_dir(run.name, run.id))
 

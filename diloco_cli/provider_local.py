@@ -11,13 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import diloco_runtime
 from diloco_cli import places
-from diloco_cli.looking import ProcessSight
+from diloco_cli.sights import Ending, Sight, ending_of
 from diloco_cli.spec import Island, Spec
 from diloco_runtime.clock import Clock
 from diloco_runtime.store import without_options
@@ -83,8 +83,12 @@ def find_run_ids(store: str, run: str) -> set[str]:
 
 def _works_for(arguments: list[str]) -> tuple[str, str] | None:
     """Return the store and the name of the run that an island's process was started for."""
-    given = dict(zip(arguments, arguments[1:], strict=False))
+    given = _given(arguments)
     return (without_options(given["--store"]), given["--run"]) if {"--store", "--run"} <= given.keys() else None
+
+
+def _given(arguments: list[str]) -> dict[str, str]:
+    return dict(zip(arguments, arguments[1:], strict=False))
 
 
 def _sort(processes: list[psutil.Process]) -> IslandProcesses:
@@ -110,17 +114,21 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def sight(island: IslandProcesses) -> ProcessSight:
+def sight(island: IslandProcesses) -> Sight:
     """Return what a look at an island's processes shows."""
     import psutil
 
     if island.agent is None:
-        return ProcessSight(others=len(island.others))
+        return Sight(others=len(island.others))
     try:
-        stopped = island.agent.status() == psutil.STATUS_STOPPED
+        held, launch = island.agent.status() == psutil.STATUS_STOPPED, _launch_of(island.agent.cmdline())
     except psutil.Error:
-        stopped = False
-    return ProcessSight(island.agent.pid, len(island.others), stopped)
+        held, launch = False, ""
+    return Sight(launch, len(island.others), held, island.agent.pid)
+
+
+def _launch_of(arguments: list[str]) -> str:
+    return _given(arguments).get("--launch", "")
 
 
 def end(island: IslandProcesses, force: bool) -> None:
@@ -175,19 +183,20 @@ class LocalProvider:
         self._scanned: float | None = None
         self._run_id = run_id
         self._agent = tuple(agent)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+        """Agents that this very process started, and their launches."""
         self._known: dict[str, psutil.Process] = {}
         self._seen: dict[str, IslandProcesses] = {}
 
-    def start(self, island: Island) -> int:
-        """Start an island's agent, detached from this process and its terminal; return its pid. Raises `OSError`."""
+    def start(self, island: Island, launch: str) -> str:
+        """Start an island's agent, detached from this process and its terminal; say where. Raises `OSError`."""
         import psutil
 
         log = places.island_log(self._spec.name, self._run_id, island.name)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             child = subprocess.Popen(
-                [*self._agent, *self._arguments(island, log.parent)],
+                [*self._agent, *self._arguments(island, log.parent, launch)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -195,20 +204,21 @@ class LocalProvider:
                 cwd=self._spec.root,
                 env=self._environment(island),
             )
-        self._children[island.name] = child
+        self._children[island.name] = (launch, child)
         self._known.pop(island.name, None)
         try:
             self._known[island.name] = psutil.Process(child.pid)
         except psutil.NoSuchProcess:
             pass  # ended at once: `observe` collects its exit status
-        return child.pid
+        return f"process {child.pid}"
 
-    def _arguments(self, island: Island, state_dir: Path) -> list[str]:
+    def _arguments(self, island: Island, state_dir: Path, launch: str) -> list[str]:
         spec = self._spec
         return [
             *("--store", spec.store, "--run", spec.name, "--run-id", self._run_id, "--island", island.name),
             *("--state-dir", str(state_dir), "--root", str(spec.root)),
             *("--batch-size", str(island.batch_size), "--threads", str(island.threads)),
+            *("--launch", launch),
         ]
 
     def _environment(self, island: Island) -> dict[str, str]:
@@ -224,9 +234,16 @@ class LocalProvider:
             **dict.fromkeys(THREAD_VARIABLES, str(island.threads)),
         }
 
-    def sights(self) -> dict[str, ProcessSight]:
-        """Return `observe` as plain values."""
-        return {name: sight(island) for name, island in self.observe().items()}
+    def sights(self) -> dict[str, Sight]:
+        """Return `observe` as plain values.
+
+        A child of this very process is known by its launch: until it has replaced its image, its command line is ours.
+        """
+        found = {name: sight(island) for name, island in self.observe().items()}
+        for name, (launch, child) in self._children.items():
+            if name in found and found[name].pid == child.pid:
+                found[name] = replace(found[name], launch=launch)
+        return found
 
     def observe(self) -> dict[str, IslandProcesses]:
         """Return the islands that have living processes now.
@@ -248,13 +265,11 @@ class LocalProvider:
         self._seen = found
         return found
 
-    def exit_status(self, name: str, pid: int | None) -> int | None:
-        """Return how the agent with this pid ended (negative: by a signal).
-
-        None when it still lives, or was not started by this very process: then nobody can know.
-        """
-        child = self._children.get(name)
-        return child.poll() if child is not None and child.pid == pid else None
+    def ending(self, name: str, launch: str | None) -> Ending | None:
+        """Return how a launch ended; None when it lives, or was not made by this very process: then nobody can know."""
+        made, child = self._children.get(name, (None, None))
+        status = child.poll() if child is not None and made == launch else None
+        return None if status is None else ending_of(status)
 
     def end(self, name: str, force: bool) -> None:
         """Ask an island to leave, or kill all its processes."""

@@ -103,7 +103,7 @@ def settled(look: Look, config: RunConfig, host: str) -> bool:
     """Tell whether looking on would say nothing new: all that lives was seen to move, or was watched long enough."""
     if look.over or look.at - look.first_at >= STALE_PERIODS * config.sync.heartbeat_every:
         return True
-    moving = [i for i in look.islands.values() if i.beat is not None and (i.process.pid or i.beat.host != host)]
+    moving = [i for i in look.islands.values() if i.beat is not None and (i.sight.present or i.beat.host != host)]
     supervised = look.supervisor is None or look.supervisor.ended or look.supervisor_moved is not None
     return supervised and all(
         island.moved is not None and (island.learner_moved is not None or not trains(island.beat)) for island in moving

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.island_watch import IslandWatch, Limits, State
+from diloco_cli.sights import Ending, Sight
 from diloco_runtime.records import CommitRecord, ControlRecord, HeartbeatRecord
 
 END_WAIT = 45.0
@@ -87,9 +88,9 @@ class Supervision:
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
-    def saw_process(self, name: str, now: float, pid: int | None, others: int = 0, status: int | None = None) -> None:
-        """Looked for an island's processes: its agent's pid, how many others, the agent's exit status if known."""
-        self.islands[name].saw_process(now, pid, others, status)
+    def saw_place(self, name: str, now: float, sight: Sight, ending: Ending | None = None) -> None:
+        """Looked at an island's place; `ending`: how the launch that was there last ended, if that is known."""
+        self.islands[name].saw_place(now, sight, ending)
 
     def saw_heartbeat(self, name: str, now: float, beat: HeartbeatRecord | None, own_writes: bool) -> None:
         """Read an island's newest heartbeat (None: there is none yet); `own_writes`: ours reach the store."""
@@ -119,9 +120,9 @@ class Supervision:
         """Read the newest control record."""
         self._control = control
 
-    def launched(self, name: str, now: float, pid: int) -> None:
+    def launched(self, name: str, now: float, launch: str) -> None:
         """An island's agent was started."""
-        self.islands[name].launched(now, pid)
+        self.islands[name].launched(now, launch)
 
     def launch_failed(self, name: str, now: float, reason: str) -> None:
         """An island's agent could not be started."""
@@ -209,12 +210,12 @@ class Supervision:
             return [Signal(island.name, True, island.reason)] if island.may_signal(now, True) else []
         running = self._head is not None and self._head.phase == "run"
         behind = island.unmerged - self._idle  # for so long commits were made without it
-        if island.pid is not None and running and behind >= self._limits.stalled_after:
+        if island.launch is not None and running and behind >= self._limits.stalled_after:
             island.give_up(now, f"commits were made without it for {behind:.0f} s (provider.stalled_after)")
         if island.state is State.FAILED and island.present:
             force = now - island.since >= LEAVE_WAIT
             return [Signal(island.name, force, island.reason)] if island.may_signal(now, force) else []
-        leftovers = island.pid is None and island.others > 0 and island.gone_since is not None
+        leftovers = island.launch is None and island.others > 0 and island.gone_since is not None
         if leftovers and now - (island.gone_since or now) >= LEFTOVER_WAIT and island.may_signal(now, True):
             return [Signal(island.name, True, "left over from an agent that died")]
         return []

@@ -1,4 +1,4 @@
-"""The driver of supervision: looks at processes and blackboard, lets `Supervision` decide, carries out.
+"""The driver of supervision: looks at places and blackboard, lets `Supervision` decide, carries out.
 
 Nothing depends on it but relaunches: it may die at any moment, the islands go on, and the next one adopts them.
 """
@@ -11,8 +11,9 @@ from typing import Protocol
 from diloco_cli.claim import Claim
 from diloco_cli.island_report import Scene
 from diloco_cli.island_watch import Limits
-from diloco_cli.looking import Look, Observer, ProcessSight
+from diloco_cli.looking import Look, Observer
 from diloco_cli.runs import Run, place, request_stop
+from diloco_cli.sights import Ending, Sight
 from diloco_cli.spec import Island, ProviderTable
 from diloco_cli.status import StatusReport, build_report
 from diloco_cli.supervision import LEAVE_WAIT, Action, End, Launch, Signal, StopRun, Supervision
@@ -22,7 +23,7 @@ from diloco_runtime.identity import Identity
 from diloco_runtime.records import LaunchIntent
 
 TICK = 0.25
-"""Seconds between two looks at the processes: a dead island is noticed at once."""
+"""Seconds between two looks at the places: a dead island is noticed at once."""
 
 LOOKS_PER_PERIOD = 2.0
 """Looks at the blackboard per heartbeat period; more show nothing new."""
@@ -46,17 +47,17 @@ def limits_of(provider: ProviderTable, sync: SyncConfig) -> Limits:
 class Provider(Protocol):
     """What a supervisor needs of the place where its islands run."""
 
-    def sights(self) -> Mapping[str, ProcessSight]:
-        """Return what a look at the processes shows, by island."""
+    def sights(self) -> Mapping[str, Sight]:
+        """Return what a look at the place shows, by island."""
 
-    def exit_status(self, name: str, pid: int | None) -> int | None:
-        """Return how the agent with this pid ended (negative: by a signal); None when nobody can know, or it lives."""
+    def ending(self, name: str, launch: str | None) -> Ending | None:
+        """Return how a launch ended; None when nobody can know, or it lives."""
 
-    def start(self, island: Island) -> int:
-        """Start an island's agent; return its pid. Raises `OSError`."""
+    def start(self, island: Island, launch: str) -> str:
+        """Start an island's agent with this id of its launch; say where. Raises `OSError`."""
 
     def end(self, name: str, force: bool) -> None:
-        """Ask an island to leave, or kill all its processes."""
+        """Ask an island to leave, or end all that is there of it."""
 
 
 class Supervisor:
@@ -101,7 +102,7 @@ class Supervisor:
         Raises `AnotherSupervisor` when replaced, `RunMismatch` when the run was purged.
         """
         now = self._run.clock.monotonic()
-        self._look_at_processes(now)
+        self._look_at_places(now)
         if self._looked_at is None or now - self._looked_at >= self._look_every():
             self._looked_at = now
             self._look_at_blackboard()
@@ -112,12 +113,11 @@ class Supervisor:
     def _look_every(self) -> float:
         return min(SLOWEST_LOOK, self._config.sync.heartbeat_every / LOOKS_PER_PERIOD)
 
-    def _look_at_processes(self, now: float) -> None:
+    def _look_at_places(self, now: float) -> None:
         found = self._provider.sights()
         for name in self._names:
-            seen = found.get(name, ProcessSight())
-            status = self._provider.exit_status(name, self._machine.islands[name].pid)
-            self._machine.saw_process(name, now, seen.pid, seen.others, status)
+            ending = self._provider.ending(name, self._machine.islands[name].launch)
+            self._machine.saw_place(name, now, found.get(name, Sight()), ending)
         for name in found.keys() - set(self._names):
             self._retire(name, now)
 
@@ -184,21 +184,28 @@ class Supervisor:
         """Start islands: intents first, and none after a stop request, however late it came."""
         if not launches or self._stopped_meanwhile():
             return
-        intents = tuple(LaunchIntent(island=x.island, launches=self._launches[x.island] + 1, reason=x.reason)
-                        for x in launches)  # fmt: skip
+        intents = tuple(
+            LaunchIntent(
+                island=launch.island,
+                launches=self._launches[launch.island] + 1,
+                reason=launch.reason,
+                launch=self._run.board.new_nonce(),
+            )
+            for launch in launches
+        )
         self._claim.write(self._names, launching=intents, given_up=self._given_up)
-        for launch in launches:
+        for intent in intents:
             if self._stopped_meanwhile():
                 return
-            now = self._run.clock.monotonic()
-            self._launches[launch.island] += 1
+            name, now = intent.island, self._run.clock.monotonic()
+            self._launches[name] += 1
             try:
-                pid = self._provider.start(self._islands[launch.island])
+                where = self._provider.start(self._islands[name], intent.launch)
             except OSError as error:
-                self._machine.launch_failed(launch.island, now, f"could not be started ({error})")
+                self._machine.launch_failed(name, now, f"could not be started ({error})")
                 continue
-            self._machine.launched(launch.island, now, pid)
-            self._say(f"island {launch.island}: launched as process {pid}, {launch.reason}")
+            self._machine.launched(name, now, intent.launch)
+            self._say(f"island {name}: launched as {where}, {intent.reason}")
 
     def _stopped_meanwhile(self) -> bool:
         control = self._run.board.newest_control()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from diloco_cli.island_watch import IslandWatch
+from diloco_cli.sights import Sight, ending_of
 from diloco_cli.simulation.forecast_events import Body
 from diloco_cli.simulation.forecast_learner import LearnerLife
 from diloco_cli.simulation.forecast_scene import RUN_ID, first_commit
@@ -109,7 +110,7 @@ class IslandModel:
         """The supervisor launches the island; its processes start `recovery` seconds later."""
         now = self._station.timeline.now
         self._launched = now
-        self._watch.launched(now + self.skipped, self._agents + 1)
+        self._watch.launched(now + self.skipped, str(self._agents + 1))
         self._station.timeline.at(now + recovery, self._boot)
 
     def _boot(self) -> None:
@@ -200,7 +201,7 @@ class IslandModel:
         """The supervisor looks at the processes of a lost island until it may launch it again."""
         now = self._station.timeline.now
         if first:
-            self._watch.saw_process(now + self.skipped, None, 0, -signal.SIGKILL)
+            self._watch.saw_place(now + self.skipped, Sight(), ending_of(-signal.SIGKILL))
         if self._watch.may_launch(now + self.skipped):
             self.launch(self._station.place.assumed.recovery_seconds)
         else:
@@ -229,7 +230,7 @@ class IslandModel:
                 "syncer": _NOTHING.syncer.model_copy(
                     update={"progress": self._counter, "score": 0.0 if learner is None else _bandwidth(learner)}
                 ),
-                "pid": self._agents,
+                "launch": str(self._agents),
             }
         )
         self._station.board.beats[self.name] = beat

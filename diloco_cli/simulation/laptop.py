@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from diloco_cli.claim import Body, Claim
 from diloco_cli.exit_codes import code_for
-from diloco_cli.looking import ProcessSight
 from diloco_cli.runs import Run
+from diloco_cli.sights import Ending, Sight, ending_of
 from diloco_cli.simulation.clocks import WorldClock
 from diloco_cli.simulation.machines import HOST, Machine, Setting
 from diloco_cli.simulation.storage import Link
@@ -29,21 +29,22 @@ class Provider:
     def __init__(self, machines: Mapping[str, Machine]) -> None:
         self._machines = machines
 
-    def sights(self) -> Mapping[str, ProcessSight]:
+    def sights(self) -> Mapping[str, Sight]:
         found = {}
         for name, machine in self._machines.items():
             alive = machine.processes()
             agent = alive.pop("agent", None)
             if agent is not None or alive:
-                found[name] = ProcessSight(agent.pid if agent is not None else None, len(alive))
+                found[name] = Sight(machine.launch if agent is not None else None, len(alive))
         return found
 
-    def exit_status(self, name: str, pid: int | None) -> int | None:
-        agent = self._machines[name].agent
-        return agent.exit_code if agent is not None and agent.pid == pid else None
+    def ending(self, name: str, launch: str | None) -> Ending | None:
+        machine = self._machines[name]
+        status = machine.agent.exit_code if machine.agent is not None and machine.launch == launch else None
+        return None if status is None else ending_of(status)
 
-    def start(self, island: IslandSpec) -> int:
-        return self._machines[island.name].start().pid
+    def start(self, island: IslandSpec, launch: str) -> str:
+        return f"process {self._machines[island.name].start(launch).pid}"
 
     def end(self, name: str, force: bool) -> None:
         alive = self._machines[name].processes()

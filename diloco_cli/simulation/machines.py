@@ -110,6 +110,8 @@ class Machine:
     spoilt: bool = False
     """Its arithmetic yields infinities at present."""
     agent: Process | None = None
+    launch: str = ""
+    """Of the agent that lives now, or lived last."""
     engine: Engine | None = None
     """Of the learner that lives now, or lived last."""
     syncer: Syncer | None = None
@@ -123,14 +125,16 @@ class Machine:
         counter = CountingStore(self.link)
         board = self.setting.board(counter, self.clock)
         launch = Launch(
-            "world://", self.setting.config.name, self.setting.run_id, self.name, Path("/"), "/", incarnation=life
-        )
+            "world://", self.setting.config.name, self.setting.run_id, self.name, Path("/"), "/",
+            incarnation=life, launch=self.launch,
+        )  # fmt: skip
         return Surroundings(launch, board, self.setting.config, self.clock, counter), board
 
     # ---- processes --------------------------------------------------------------------------------------------------
 
-    def start(self) -> Process:
-        """Start the island's agent."""
+    def start(self, launch: str = "") -> Process:
+        """Start the island's agent; `launch`: id of the launch."""
+        self.launch = launch
         self.agent = self.setting.world.process(self.name, lambda: self._guarded(self._tend))
         return self.agent
 

@@ -206,6 +206,7 @@ class Agent:
                 host=claim.host,
                 pid=claim.pid,
                 started=claim.started,
+                launch=launch.launch,
             )
         )
 

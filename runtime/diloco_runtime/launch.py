@@ -59,6 +59,8 @@ class Launch:
     batch_size: int | None = None
     threads: int | None = None
     incarnation: int = 0
+    launch: str = ""
+    """Id of the launch, for the agent alone."""
 
     def arguments(self, incarnation: int) -> list[str]:
         """Return the arguments for a child of the agent."""
@@ -92,6 +94,7 @@ def parse_launch(program: str, argv: Sequence[str]) -> Launch:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--incarnation", type=int, default=0)
+    parser.add_argument("--launch", default="")
     values = vars(parser.parse_args(argv))
     return Launch(**{**values, "state_dir": Path(values["state_dir"])})
 

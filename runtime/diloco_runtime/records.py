@@ -309,6 +309,8 @@ class HeartbeatRecord(Record):
     host: str
     pid: int
     started: float
+    launch: str = ""
+    """Id of the launch by a supervisor that this agent came of; empty: started by hand."""
 
 
 class CheckpointRecord(Record):
@@ -341,6 +343,8 @@ class LaunchIntent(Part):
     launches: int
     """How many times this supervisor chain has launched the island, this one included."""
     reason: str
+    launch: str = ""
+    """Id of this launch; its agent repeats it in its heartbeats."""
 
 
 class SupervisorRecord(Record):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diloco_cli.looking import IslandLook, Look, ProcessSight
+from diloco_cli.looking import IslandLook, Look
+from diloco_cli.sights import Sight
 from diloco_runtime.config import DataConfig, RunConfig
 from diloco_runtime.records import (
     CommitRecord,
@@ -50,7 +51,7 @@ def beat(name: str = "a", incarnation: int = 1, counter: int = 1, **more: object
     learner = more.pop("learner", LearnerStatus(state="training", ticks=counter, step=counter, step_seconds=0.1))
     fields = {"run_id": RUN, "nonce": "h", "island": name, "incarnation": incarnation, "agent": f"{name}0",
               "counter": counter, "state": "running", "syncer": SyncerStatus(), "host": "here", "pid": 7,
-              "started": 1.0, "uptime": 100.0, **more}  # fmt: skip
+              "started": 1.0, "uptime": 100.0, "launch": "l1", **more}  # fmt: skip
     return HeartbeatRecord.model_validate({**fields, "learner": learner})
 
 
@@ -58,7 +59,7 @@ def seen(beats: tuple[HeartbeatRecord, ...] = (), **more: object) -> IslandLook:
     """Return an island that moved just now, with a living process, at a look at time 100."""
     incarnation = beats[-1].incarnation if beats else 0
     name = beats[-1].island if beats else "a"
-    base = IslandLook(name, beats, incarnation, ProcessSight(pid=7), moved=100.0, learner_moved=100.0)
+    base = IslandLook(name, beats, incarnation, Sight("l1", pid=7), moved=100.0, learner_moved=100.0)
     return replace(base, **more)  # type: ignore[arg-type]
 
 

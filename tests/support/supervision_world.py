@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from diloco_cli.island_watch import Limits, State
+from diloco_cli.sights import Sight, ending_of
 from diloco_cli.supervision import Launch, Signal, Supervision
 from diloco_runtime.records import (
     CommitRecord,
@@ -60,7 +61,7 @@ class World:
         self.now = 1000.0
         self.names = names or ("a", "b")
         self.machine = Supervision(self.names, LIMITS, "here", self.now)
-        self.pids: dict[str, int | None] = dict.fromkeys(self.names)
+        self.launches: dict[str, str | None] = dict.fromkeys(self.names)
         self.others: dict[str, int] = dict.fromkeys(self.names, 0)
         self.status: dict[str, int | None] = dict.fromkeys(self.names)
         self.frozen: set[str] = set()
@@ -90,21 +91,23 @@ class World:
         """Return an island's newest heartbeat; it moves on unless the island is frozen."""
         if not self.lives[name] or name in self.silent:
             return None
-        if self.pids[name] is not None and name not in self.frozen:
+        if self.launches[name] is not None and name not in self.frozen:
             self.ticks[name] += 1
             self.steps[name] += name not in self.frozen_learners
         return HeartbeatRecord(
             run_id=RUN, nonce="h", island=name, incarnation=self.lives[name], agent=f"{name}{self.lives[name]}",
-            counter=self.ticks[name], state="running", host=self.host[name], pid=100 * self.lives[name], started=1.0,
+            counter=self.ticks[name], state="running", host=self.host[name], pid=7, started=1.0,
             learner=LearnerStatus(state="training", ticks=self.steps[name], step_seconds=self.step_seconds),
-            syncer=SyncerStatus(),
+            syncer=SyncerStatus(), launch=f"{name}{self.lives[name]}",
         )  # fmt: skip
 
     def turn(self, seconds: float = PERIOD) -> list[object]:
         """Let time pass, look once, carry the launches out; return what was decided."""
         self.now += seconds
         for name in self.names:
-            self.machine.saw_process(name, self.now, self.pids[name], self.others[name], self.status[name])
+            status = self.status[name]
+            sight = Sight(self.launches[name], self.others[name])
+            self.machine.saw_place(name, self.now, sight, None if status is None else ending_of(status))
             if self.reads:
                 self.machine.saw_heartbeat(name, self.now, self.beat(name), self.writes)
         if self.reads:
@@ -124,13 +127,13 @@ class World:
     def launch(self, name: str) -> None:
         """Start an island's next life."""
         self.lives[name] += 1
-        self.pids[name] = 100 * self.lives[name]
-        self.status[name] = None
-        self.machine.launched(name, self.now, self.pids[name] or 0)
+        launch = f"{name}{self.lives[name]}"
+        self.launches[name], self.status[name] = launch, None
+        self.machine.launched(name, self.now, launch)
 
     def die(self, name: str, status: int | None) -> None:
         """End an island's processes; `status` as the operating system gives it."""
-        self.pids[name], self.others[name], self.status[name] = None, 0, status
+        self.launches[name], self.others[name], self.status[name] = None, 0, status
         self.frozen.discard(name)
 
     def commit(self, *merged: str, phase: str = "run", **more: object) -> None:

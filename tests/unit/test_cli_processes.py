@@ -16,6 +16,7 @@ from diloco_cli.claim import Claim
 from diloco_cli.errors import AnotherSupervisor
 from diloco_cli.provider_local import LocalProvider, _trains, end, find_islands, find_run_ids, find_trains
 from diloco_cli.runs import Run, create_run, request_stop
+from diloco_cli.sights import Ending, Sight
 from diloco_cli.spec import Spec, load_spec
 from diloco_cli.supervision import End
 from diloco_cli.supervisor import Supervisor
@@ -56,7 +57,7 @@ def new_provider(run: Run) -> Iterator[NewProvider]:
 
     yield new
     until(lambda: [end(island, force=True) for island in find_islands(run.id).values()] == [])
-    for child in [child for provider in made for child in provider._children.values()]:
+    for _, child in [started for provider in made for started in provider._children.values()]:
         child.wait(10)
 
 
@@ -65,6 +66,13 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def pid_of(run: Run, name: str) -> int:
+    """Return the pid of an island's agent."""
+    agent = find_islands(run.id)[name].agent
+    assert agent is not None
+    return int(agent.pid)
 
 
 def whole(run: Run, *names: str) -> None:
@@ -81,15 +89,17 @@ def whole(run: Run, *names: str) -> None:
 
 def test_an_island_is_started_detached_marked_and_logged(spec: Spec, run: Run, new_provider: NewProvider) -> None:
     provider = new_provider()
-    pid = provider.start(spec.islands[0])
+    where = provider.start(spec.islands[0], "l1")
     whole(run, "a")
+    pid = pid_of(run, "a")
     agent = psutil.Process(pid)
+    assert where == f"process {pid}"
     marks = agent.environ()
     assert (marks["DILOCO_RUN_ID"], marks["DILOCO_ISLAND"], marks["OMP_NUM_THREADS"]) == (run.id, "a", "3")
     assert os.getsid(pid) == pid != os.getsid(0)
     assert agent.cwd() == str(spec.root)
     seen = provider.sights()
-    assert set(seen) == {"a"} and seen["a"].pid == pid and seen["a"].others == 1 and not seen["a"].stopped
+    assert seen == {"a": Sight("l1", 1, False, pid)}
     until(lambda: "stand-in for a with 3 threads" in places.island_log("demo", run.id, "a").read_text())
     assert find_islands("0" * 16) == {}
     assert find_run_ids(spec.store, "demo") == {run.id} and find_run_ids(spec.store, "demo2") == set()
@@ -99,26 +109,27 @@ def test_a_stopped_island_is_seen_and_a_killed_agent_leaves_a_child(
     spec: Spec, run: Run, new_provider: NewProvider
 ) -> None:
     provider = new_provider()
-    pid = provider.start(spec.islands[0])
+    provider.start(spec.islands[0], "l1")
     whole(run, "a")
+    pid = pid_of(run, "a")
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: provider.sights()["a"].stopped)
+    until(lambda: provider.sights()["a"].held)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: provider.sights()["a"].pid is None)
+    until(lambda: not provider.sights()["a"].present)
     assert provider.sights()["a"].others == 1
-    assert provider.exit_status("a", pid) == -signal.SIGKILL
-    assert provider.exit_status("a", pid + 1) is None, "another process's end is not known"
+    assert provider.ending("a", "l1") == Ending("preempted", "preempted by SIGKILL")
+    assert provider.ending("a", "l0") is None, "another launch's end is not known"
     provider.end("a", force=True)
     until(lambda: provider.sights() == {})
 
 
 def test_asking_ends_the_agent_and_its_child(spec: Spec, run: Run, new_provider: NewProvider) -> None:
     provider = new_provider()
-    pid = provider.start(spec.islands[0])
+    provider.start(spec.islands[0], "l1")
     whole(run, "a")
     provider.end("a", force=False)
     until(lambda: provider.observe() == {})
-    assert provider.exit_status("a", pid) == 6
+    assert provider.ending("a", "l1") == Ending("preempted", "preempted")
 
 
 def test_islands_outlive_their_starter_and_are_found_again(spec: Spec, run: Run, new_provider: NewProvider) -> None:
@@ -126,16 +137,16 @@ def test_islands_outlive_their_starter_and_are_found_again(spec: Spec, run: Run,
         "import sys; from diloco_cli.spec import load_spec; from diloco_cli.provider_local import LocalProvider\n"
         "from diloco_runtime.clock import SystemClock\n"
         f"spec = load_spec({str(spec.path)!r})\n"
-        f"LocalProvider(spec, {run.id!r}, SystemClock(), {AGENT!r}).start(spec.islands[1])"
+        f"LocalProvider(spec, {run.id!r}, SystemClock(), {AGENT!r}).start(spec.islands[1], 'l7')"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", starter], check=True, env=env, timeout=30)
     whole(run, "b")
     provider = new_provider()
-    pid = provider.observe()["b"].agent.pid  # type: ignore[union-attr]
+    assert provider.sights()["b"].launch == "l7"
     provider.end("b", force=True)
     until(lambda: provider.observe() == {})
-    assert provider.exit_status("b", pid) is None
+    assert provider.ending("b", "l7") is None
 
 
 @pytest.mark.parametrize(
@@ -298,7 +309,7 @@ def test_a_purged_run_ends_its_supervisor(run: Run, driven: Driven) -> None:
 def test_down_ends_islands_and_says_so(run: Run, new_provider: NewProvider) -> None:
     provider = new_provider()
     for island in run.spec.islands:
-        provider.start(island)
+        provider.start(island, "l1")
     whole(run, "a", "b")
     lines: list[str] = []
     take_down(run.spec, True, False, lines.append)
@@ -312,7 +323,7 @@ def test_down_kills_what_does_not_listen_and_what_is_frozen(run: Run, new_provid
     provider = new_provider()
     (run.spec.root / "stubborn").touch()
     for island in run.spec.islands:
-        provider.start(island)
+        provider.start(island, "l1")
     whole(run, "a", "b")
     frozen = find_islands(run.id)["b"].agent
     assert frozen is not None
@@ -323,7 +334,7 @@ def test_down_kills_what_does_not_listen_and_what_is_frozen(run: Run, new_provid
 
 def test_down_finds_islands_of_a_run_that_was_purged_under_them(run: Run, new_provider: NewProvider) -> None:
     provider = new_provider()
-    provider.start(run.spec.islands[0])
+    provider.start(run.spec.islands[0], "l1")
     whole(run, "a")
     purge_run(run.board.store, run.id)
     lines: list[str] = []

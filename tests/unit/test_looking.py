@@ -3,7 +3,8 @@
 import pytest
 
 from diloco_cli.island_report import Scene
-from diloco_cli.looking import Observer, ProcessSight
+from diloco_cli.looking import Observer
+from diloco_cli.sights import Sight
 from diloco_cli.status import build_report, settled
 from diloco_runtime.blackboard import Blackboard
 from diloco_runtime.errors import StoreUnavailable
@@ -40,8 +41,8 @@ class Stage:
         self.clock = clock
         self.board = Blackboard(self.store, RUN, clock, nonces)  # type: ignore[arg-type]
         self.counter = 0
-        self.processes: dict[str, ProcessSight] = {}
-        self.observer = Observer(self.board, clock, ("a",), lambda: self.processes)
+        self.sights: dict[str, Sight] = {}
+        self.observer = Observer(self.board, clock, ("a",), lambda: self.sights)
 
     def put(self, seq: int, **more: object) -> None:
         record = commit(seq, fragments=TABLE, **more) if seq == 0 else commit(seq, **more)
@@ -132,7 +133,7 @@ def test_pace_is_tokens_per_second_of_own_looks(stage: Stage) -> None:
 def test_a_status_is_settled_when_everything_moved_or_was_watched_long_enough(stage: Stage) -> None:
     stage.claim(1)
     stage.beat()
-    stage.processes = {"a": ProcessSight(pid=7)}
+    stage.sights = {"a": Sight("l1", pid=7)}
     record = supervisor()
     stage.store.inner.create(stage.board.keys.supervisor(1), encode(record))
 
@@ -147,8 +148,8 @@ def test_a_status_is_settled_when_everything_moved_or_was_watched_long_enough(st
     assert not settled(stage.observer.look(), CONFIG, "here"), "the supervisor has not moved"
     supervise(2)
     assert settled(stage.observer.look(), CONFIG, "here")
-    stage.processes = {}
-    fresh = Observer(stage.board, stage.clock, ("a",), lambda: stage.processes)
+    stage.sights = {}
+    fresh = Observer(stage.board, stage.clock, ("a",), lambda: stage.sights)
     supervise(3)
     fresh.look()
     supervise(4)
@@ -158,7 +159,7 @@ def test_a_status_is_settled_when_everything_moved_or_was_watched_long_enough(st
 def test_an_island_that_never_moves_settles_after_two_periods(stage: Stage) -> None:
     stage.claim(1)
     stage.beat()
-    stage.processes = {"a": ProcessSight(pid=7)}
+    stage.sights = {"a": Sight("l1", pid=7)}
     stage.observer.look()
     stage.clock.now += 2 * PERIOD - 0.1
     assert not settled(stage.observer.look(), CONFIG, "here")

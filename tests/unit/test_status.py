@@ -6,7 +6,8 @@ import pytest
 
 from diloco_cli.accounting import fates_of, goodput, merged_seen, tokens_credited, traffic
 from diloco_cli.island_report import Scene, judge
-from diloco_cli.looking import IslandLook, ProcessSight
+from diloco_cli.looking import IslandLook
+from diloco_cli.sights import Sight
 from diloco_cli.status import StatusReport, build_report
 from diloco_cli.views import PLAIN_EVERY, LiveView, fates_line, headline, print_status, summary_lines
 from diloco_runtime.records import ControlRecord, Fates, HeartbeatRecord, LearnerStatus, SupervisorRecord, SyncerStatus
@@ -14,15 +15,15 @@ from tests.support.cli_records import CONFIG, RUN, TABLE, beat, commit, look, se
 
 # ---- states ---------------------------------------------------------------------------------------------------------
 
-GONE = ProcessSight()
+GONE = Sight()
 
 
 @pytest.mark.parametrize(
     ("island", "context", "state", "reason"),
     [
-        (seen(process=GONE), {}, "PENDING", "not started yet"),
+        (seen(sight=GONE), {}, "PENDING", "not started yet"),
         (seen(), {}, "STARTING", ""),
-        (seen((beat(pid=6),)), {}, "STARTING", ""),
+        (seen((beat(launch="l0"),)), {}, "STARTING", ""),
         (seen((beat(learner=LearnerStatus()),)), {}, "STARTING", ""),
         (seen((beat(),)), {}, "RUNNING", ""),
         (seen((beat(),), moved=89.0), {}, "STALE", "no progress for 11 s"),
@@ -37,32 +38,32 @@ GONE = ProcessSight()
             "RUNNING",
             "",
         ),
-        (seen((beat(),), process=ProcessSight(pid=7, stopped=True)), {}, "STALE", "its process is held by SIGSTOP"),
-        (seen((beat(),), process=GONE), {}, "DOWN", "no process"),
+        (seen((beat(),), sight=Sight("l1", held=True)), {}, "STALE", "its process is held by SIGSTOP"),
+        (seen((beat(),), sight=GONE), {}, "DOWN", "no process"),
         (
-            seen((beat(),), process=GONE),
+            seen((beat(),), sight=GONE),
             {"supervisor": supervisor()},
             "RESTARTING",
             "no process; its supervisor launches it again",
         ),
-        (seen((beat(),), process=GONE), {"supervisor": supervisor(ended=True)}, "DOWN", "no process"),
+        (seen((beat(),), sight=GONE), {"supervisor": supervisor(ended=True)}, "DOWN", "no process"),
         (
-            seen((beat(),), process=GONE),
+            seen((beat(),), sight=GONE),
             {"supervisor": supervisor(given_up=("a",))},
             "FAILED",
             "given up; `diloco logs` says why",
         ),
-        (seen((beat(state="failed", reason="no memory"),), process=GONE), {}, "FAILED", "no memory"),
+        (seen((beat(state="failed", reason="no memory"),), sight=GONE), {}, "FAILED", "no memory"),
         (
-            seen((beat(state="stopped", learner=LearnerStatus(state="finished")),), process=GONE),
+            seen((beat(state="stopped", learner=LearnerStatus(state="finished")),), sight=GONE),
             {"head": commit(9, phase="final")},
             "DONE",
             "finished",
         ),
-        (seen((beat(),), process=GONE), {"head": commit(9, phase="final")}, "DONE", "was gone before the end"),
-        (seen((beat(host="there"),), process=GONE), {}, "RUNNING", ""),
-        (seen((beat(host="there"),), process=GONE, moved=50.0), {}, "STALE", "no progress for 50 s"),
-        (seen((beat(host="there", state="stopped"),), process=GONE), {}, "DOWN", "no process"),
+        (seen((beat(),), sight=GONE), {"head": commit(9, phase="final")}, "DONE", "was gone before the end"),
+        (seen((beat(host="there"),), sight=GONE), {}, "RUNNING", ""),
+        (seen((beat(host="there"),), sight=GONE, moved=50.0), {}, "STALE", "no progress for 50 s"),
+        (seen((beat(host="there", state="stopped"),), sight=GONE), {}, "DOWN", "no process"),
     ],
 )
 def test_an_island_is_judged(island: IslandLook, context: dict[str, object], state: str, reason: str) -> None:
@@ -87,7 +88,7 @@ def test_a_run_is_judged(context: dict[str, object], alive: bool, state: str) ->
     if isinstance(wish := context.get("control"), tuple):
         fields = {"run_id": RUN, "nonce": "k", "number": wish[1], "action": wish[0]}
         context = {**context, "control": ControlRecord.model_validate(fields)}
-    island = seen((beat(),)) if alive else seen(process=GONE)
+    island = seen((beat(),)) if alive else seen(sight=GONE)
     assert build_report(RUN, "file:///x", Scene(look(island, **context), CONFIG, "here")).state == state
 
 

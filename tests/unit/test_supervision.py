@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from diloco_cli.island_watch import START_SECONDS, State
+from diloco_cli.sights import Sight
 from diloco_cli.supervision import LEFTOVER_WAIT, Launch, Signal
 from tests.support.supervision_world import LIMITS, PERIOD, World
 
@@ -30,7 +31,7 @@ def test_a_launch_that_was_not_carried_out_is_asked_for_again() -> None:
 
 def test_running_processes_are_adopted_not_launched() -> None:
     world = World()
-    world.lives["a"], world.pids["a"] = 1, 100
+    world.lives["a"], world.launches["a"] = 1, "a1"
     assert world.turn(0.0) == [Launch("b", "first start")]
     assert world.state("a") is State.RUNNING
 
@@ -216,7 +217,7 @@ def test_an_agent_that_never_beats_is_replaced_but_not_during_an_outage() -> Non
 def test_leftovers_of_a_dead_agent_get_a_moment_then_are_killed_before_the_launch() -> None:
     world = World("a")
     world.running()
-    world.pids["a"], world.status["a"], world.others["a"] = None, -9, 2
+    world.launches["a"], world.status["a"], world.others["a"] = None, -9, 2
     world.turn(0.0)
     died = world.now
     while not world.turn(0.5):
@@ -226,14 +227,26 @@ def test_leftovers_of_a_dead_agent_get_a_moment_then_are_killed_before_the_launc
     assert isinstance(world.turn(0.5)[0], Launch)
 
 
+def test_an_island_on_another_machine_is_known_by_its_launch() -> None:
+    world = World("a")
+    world.host["a"] = "rented"
+    world.running()
+    world.die("a", None)
+    world.turn(0.0)
+    assert (world.state("a"), world.reason("a")) == (State.RESTARTING, "vanished")
+    assert world.turns(10, 1.0) == [Launch("a", "vanished")], "its own launch has ended: nobody is waited for"
+    world.turn()
+    assert world.state("a") is State.RUNNING
+
+
 def test_an_island_that_may_run_elsewhere_is_not_launched_until_it_stood_still() -> None:
     world = World("a")
     world.auto_launch = False
-    world.lives["a"], world.host["a"], world.pids["a"] = 1, "there", 100
+    world.lives["a"], world.host["a"], world.launches["a"] = 1, "there", "a1"
 
     def look() -> list[object]:
         world.now += PERIOD
-        world.machine.saw_process("a", world.now, None)  # nothing on this machine
+        world.machine.saw_place("a", world.now, Sight())  # nothing on this machine
         world.machine.saw_heartbeat("a", world.now, world.beat("a"), True)
         world.machine.saw_log(world.now, [], True)
         return list(world.machine.decide(world.now))
