@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         "a heartbeat that hides a hung syncer",
         RUNTIME + "island.py",
-        "                syncer=self._children.syncer() or SyncerStatus(),\n",
+        '                syncer=self._with_last_words("syncer", self._children.syncer() or SyncerStatus()),\n',
         "                syncer=(self._children.syncer() or SyncerStatus()).model_copy(\n"
         "                    update={'progress': self._counter}\n"
         "                ),\n",
@@ -193,11 +193,20 @@ def apply(mutant: Mutant, folder: Path) -> None:
     """Copy the source to a folder and put the bug in."""
     for name in ("diloco_cli", "runtime", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in changed(mutant, folder).items():
+        (folder / file).write_text(text)
+
+
+def changed(mutant: Mutant, folder: Path) -> dict[str, str]:
+    """Return the files of the source in `folder` that a bug changes, with the bug in; raise `ValueError` when the place
+    where it goes has changed since it was written."""
+    texts: dict[str, str] = {}
     for file, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.more):
-        text = (folder / file).read_text()
+        text = texts.get(file) or (folder / file).read_text()
         if text.count(old) != 1:
             raise ValueError(f"mutant {mutant.name!r}: its place in {file} is there {text.count(old)} times")
-        (folder / file).write_text(text.replace(old, new))
+        texts[file] = text.replace(old, new)
+    return texts
 
 
 def find(mutant: Mutant, schedules: int) -> tuple[bool, str]:
